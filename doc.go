@@ -1,0 +1,2 @@
+// Package provisioning drives a declared cluster shape toward convergence.
+package provisioning

@@ -1,0 +1,86 @@
+package provisioning
+
+import "time"
+
+// Effect is one operation to run: what the driver recorded as pending, with
+// everything a backend needs for it. It is a plain value and says all its
+// inputs, so that the same OperationID can be told from one used twice.
+type Effect struct {
+	Operation OperationID
+	Kind      OperationKind
+	Key       ExternalKey
+	// The facts of the attempt at dispatch; which are set depends on Kind.
+	Lease    ProviderLeaseID
+	Endpoint *SSHEndpoint
+	Session  BootstrapSessionID
+	Swactor  SwactorID
+	// Of creates and destroys, see [CreateLeaseRequest].
+	AdoptOnly    bool
+	CreatesSent  uint32
+	LastCreateAt time.Time
+	// DispatchedAt and Deadline are in the driver's clock. At Deadline the
+	// driver asks for the effect to be expired; the executor has no timer.
+	DispatchedAt time.Time
+	Deadline     time.Time
+
+	template *template
+	index    int
+}
+
+// NewEffect returns an effect on the slot of spec, for tests of executors.
+// The driver makes its own.
+func NewEffect(op OperationID, kind OperationKind, key ExternalKey, spec LogicalNodeSpec) Effect {
+	return Effect{Operation: op, Kind: kind, Key: key, template: spec.template(), index: spec.Index}
+}
+
+// Spec returns the template of the attempt. Slices and maps are shared.
+func (e Effect) Spec() LogicalNodeSpec {
+	if e.template == nil {
+		return LogicalNodeSpec{Node: e.Key.Node}
+	}
+	return e.template.named(e.index, e.Key.Node)
+}
+
+// Equal reports whether two effects ask for the same in every input.
+func (e Effect) Equal(other Effect) bool {
+	endpoints := e.Endpoint == other.Endpoint ||
+		e.Endpoint != nil && other.Endpoint != nil && *e.Endpoint == *other.Endpoint
+	return endpoints && sameTemplate(e.template, other.template) && e.index == other.index &&
+		e.Operation == other.Operation && e.Kind == other.Kind && e.Key == other.Key &&
+		e.Lease == other.Lease && e.Session == other.Session && e.Swactor == other.Swactor &&
+		e.AdoptOnly == other.AdoptOnly && e.CreatesSent == other.CreatesSent &&
+		e.LastCreateAt.Equal(other.LastCreateAt) && e.DispatchedAt.Equal(other.DispatchedAt) && e.Deadline.Equal(other.Deadline)
+}
+
+// EffectExecutor runs effects. [Executor] is the one this package ships; a
+// test may bring its own. The driver calls it from the goroutine of the pass
+// only and holds no lock meanwhile.
+type EffectExecutor interface {
+	// Submit starts an effect, or queues it behind a call of its own attempt
+	// that has not returned (queued). It does not wait for the outcome,
+	// which is delivered as an OperationCompleted observation, at the
+	// earliest from within Submit. After an error the effect never runs.
+	Submit(effect Effect) (queued bool, err error)
+	// Expire ends an operation whose deadline is due and says how it ended:
+	// its result if it had completed; Ambiguous if it was running or is
+	// unknown; NotStarted if it was still queued. A result that comes later
+	// is discarded.
+	Expire(id OperationID) Completion
+	// Retire says that an attempt is over. What it still asks for is refused
+	// from now on.
+	Retire(attempt NodeAttemptID)
+	// Running lists the calls that have not returned, in the order of their
+	// operations.
+	Running() []RunningCall
+}
+
+// RunningCall is a backend call that has not returned.
+type RunningCall struct {
+	Operation OperationID
+	Kind      OperationKind
+	Node      LogicalNodeID
+	// Since is when the effect was dispatched, in the driver's clock.
+	Since time.Time
+	// Expired: the call has outlived its deadline; its answer will not count.
+	Expired bool
+}

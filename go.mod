@@ -1,0 +1,3 @@
+module github.com/swactor/provisioning
+
+go 1.26.0
