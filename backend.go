@@ -309,8 +309,14 @@ func (c Completion) failed(err error) Completion {
 	if named, ok := errors.AsType[*classError](err); ok && c.Kind == CreateLease {
 		c.Lease = named.lease
 	}
-	if asked, ok := errors.AsType[*retryAfterError](err); ok {
-		c.RetryAfter = asked.after
-	}
+	c.RetryAfter = retryAfterOf(err)
 	return c
+}
+
+// retryAfterOf returns the wait that err asks for, 0 if it asks for none.
+func retryAfterOf(err error) time.Duration {
+	if asked, ok := errors.AsType[*retryAfterError](err); ok {
+		return asked.after
+	}
+	return 0
 }

@@ -1,0 +1,987 @@
+package provisioning
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/swactor/provisioning/internal/pqueue"
+)
+
+// Config configures a [ClusterDriver]. The zero Config is ready for use.
+type Config struct {
+	// Retry is the policy of every group; GroupRetry replaces it for the
+	// groups it names.
+	Retry      RetryPolicy
+	GroupRetry map[NodeGroupID]RetryPolicy
+	// MaxInFlight caps the operations in flight. 0 means no cap. It counts
+	// recorded operations: a call that outlives its deadline gives its place
+	// back, and one that waits for such a call of its own attempt takes none.
+	MaxInFlight int
+	// MaxNodes caps the slots of a shape. 0 means [DefaultMaxNodes].
+	MaxNodes int
+	// FirstAttempt is the first attempt to be given out. 0 means 1. Set it
+	// above every attempt of an earlier life to use that life's RunID again.
+	FirstAttempt NodeAttemptID
+	// OnEvent is told what the driver does, in order, one event at a time,
+	// from the goroutine that caused it. It may call the driver; DriveNext
+	// then answers [ErrReentrantPass]. A panic in it is fenced and counted.
+	// nil costs nothing.
+	OnEvent func(Event)
+}
+
+// Errors of the driver.
+var (
+	// ErrInvalidConfig: a field of Config or HostConfig is out of range.
+	ErrInvalidConfig = errors.New("provisioning: invalid configuration")
+	// ErrReentrantPass: a pass runs already, perhaps further up this stack.
+	ErrReentrantPass = errors.New("provisioning: a pass is already running")
+	// ErrClockExhausted: now, or now plus the longest configured wait, is a
+	// moment the driver's clock cannot express (1900 to 2191). Nothing was
+	// folded and nothing decided.
+	ErrClockExhausted = errors.New("provisioning: the clock is out of range")
+	// ErrNotQuiescent: passes kept making further passes necessary all by
+	// themselves. It is a fault of this library.
+	ErrNotQuiescent = errors.New("provisioning: passes do not come to rest")
+)
+
+// ClusterDriver is the only writer of a cluster's observed state. It folds what
+// is delivered, decides, records each operation before it submits it, and knows
+// when it wants to be called again.
+//
+// All methods are safe for concurrent use at any time, also from within an
+// executor's Submit and from OnEvent. Passes run one at a time.
+type ClusterDriver struct {
+	config   Config
+	maxNodes int
+	longest  time.Duration // no fold or dispatch adds more to now
+
+	// in guards what other goroutines bring and ask for.
+	in        sync.Mutex
+	clock     driverClock
+	inbox     []Observation
+	accepted  *Desired // the latest wish
+	triggered bool     // a pass is queued, by somebody
+	dirty     bool     // a pass is queued, by the last pass itself
+	running   bool
+	requeueAt instant
+	seen      progress
+	executor  EffectExecutor // of the last pass, to ask what still runs
+
+	// world guards the state. Only the goroutine of the pass writes, and
+	// only with the lock; so it alone may read without.
+	world sync.RWMutex
+	state *ClusterState
+
+	// Of the pass.
+	spare     []Observation // the inbox that is being folded
+	wish      *Desired      // accepted when the pass began
+	working   *Desired      // the wish that the state is compared with
+	deadlines *pqueue.Queue[*node]
+	hot       []*node // to be decided in the next pass
+	missing   []slot  // desired slots that are not in the state
+	capacity  capacity
+	pass      uint64
+	ownDirt   bool // this pass needs another one
+	spareHot  []*node
+	steps     []step
+	effects   []dispatch
+	settled   int // nodes that are as wished, ready, with nothing pending
+	ready     int // of those that the wish has
+	notes     []Event
+	events    eventQueue
+	stats     DriverStats
+}
+
+// marks is what the driver keeps on a node. It is no part of the state.
+type marks struct {
+	wakesAt      instant // in deadlines, if deadlineAt is not 0
+	leftOutSince uint64  // the pass in which it was first left out
+	deadlineAt   int32
+	placeInClass int32
+	placeInAge   int32
+	class        placeClass
+	hot          bool
+	settled      bool // counted in ClusterDriver.settled
+	counted      bool // counted in ClusterDriver.ready
+	holdsPlace   bool
+}
+
+// groupWish is what the working wish and the configuration say about a group.
+type groupWish struct {
+	want   desiredGroup
+	policy *RetryPolicy
+}
+
+// slot is a place in a group that may have no node.
+type slot struct {
+	group *nodeGroup
+	index int
+}
+
+// progress is what the last pass left, for readers.
+type progress struct {
+	observed  uint64
+	converged bool
+	ready     int
+	desired   int
+}
+
+// DriverStats counts since the driver was made.
+type DriverStats struct {
+	Passes     uint64
+	Folded     uint64 // observations applied
+	NotApplied uint64 // observations that changed nothing
+	Dispatched uint64 // operations submitted, refused ones included
+	Refused    uint64 // submissions that the executor refused
+	Expired    uint64 // operations whose deadline came first
+	Attempts   uint64 // attempts begun
+	HookPanics uint64 // panics of OnEvent
+}
+
+// NewClusterDriver returns a driver for shape, which is judged like an update.
+// Nothing runs until the first pass. The error is an [ErrInvalidConfig], a
+// [*PolicyError] or a [*ShapeError].
+func NewClusterDriver(shape ClusterShape, config Config) (*ClusterDriver, error) {
+	first := max(config.FirstAttempt, 1)
+	state := &ClusterState{NextAttemptID: first, byName: make(map[LogicalNodeID]*node)}
+	return newDriverFrom(state, shape, config)
+}
+
+// newDriverFrom returns a driver that goes on from a state, which it owns from
+// now on.
+func newDriverFrom(state *ClusterState, shape ClusterShape, config Config) (*ClusterDriver, error) {
+	config, err := config.judged()
+	if err != nil {
+		return nil, err
+	}
+	desired, err := expand(shape, config.MaxNodes)
+	if err != nil {
+		return nil, err
+	}
+	d := &ClusterDriver{
+		config: config, maxNodes: config.MaxNodes, longest: config.Retry.longestWait(),
+		accepted: desired, triggered: true, state: state,
+		working:   &Desired{run: desired.run},
+		deadlines: pqueue.New(func(a, b *node) bool { return a.wakesAt < b.wakesAt }, func(n *node) *int32 { return &n.deadlineAt }),
+		capacity:  newCapacity(config.MaxInFlight),
+		events:    eventQueue{hook: config.OnEvent},
+	}
+	for _, policy := range config.GroupRetry {
+		d.longest = max(d.longest, policy.longestWait())
+	}
+	for _, g := range state.groups {
+		g.wish.policy = d.policyOf(g.id)
+	}
+	for n := range state.inOrder() {
+		d.heat(n)
+		if n.pending != NoOperation {
+			d.capacity.take(n)
+		}
+	}
+	return d, nil
+}
+
+func (c Config) judged() (Config, error) {
+	var faults []error
+	if c.MaxInFlight < 0 || c.MaxInFlight > math.MaxInt32 {
+		faults = append(faults, fmt.Errorf("%w: MaxInFlight is %d", ErrInvalidConfig, c.MaxInFlight))
+	}
+	if c.MaxNodes < 0 || c.MaxNodes > maxIndex {
+		faults = append(faults, fmt.Errorf("%w: MaxNodes is %d, must be 0 to %d", ErrInvalidConfig, c.MaxNodes, maxIndex))
+	}
+	setDefault(&c.MaxNodes, DefaultMaxNodes)
+	faults = append(faults, c.Retry.Validate())
+	c.Retry = c.Retry.withDefaults()
+	c.GroupRetry = maps.Clone(c.GroupRetry)
+	for _, group := range slices.Sorted(maps.Keys(c.GroupRetry)) {
+		if err := c.GroupRetry[group].Validate(); err != nil {
+			faults = append(faults, fmt.Errorf("group %q: %w", group, err))
+		}
+		c.GroupRetry[group] = c.GroupRetry[group].withDefaults()
+	}
+	return c, errors.Join(faults...)
+}
+
+func (d *ClusterDriver) policyOf(group NodeGroupID) *RetryPolicy {
+	if policy, ok := d.config.GroupRetry[group]; ok {
+		return &policy
+	}
+	return &d.config.Retry
+}
+
+// UpdateDesired offers a new wish and queues a pass. It is refused, and nothing
+// changes, with [ErrRunChanged], [ErrGenerationRegressed], a [*ShapeError] or
+// [ErrGenerationReused], looked for in this order. The wish that is in force
+// already is welcome again. A pass that runs goes on with the wish it began
+// with.
+func (d *ClusterDriver) UpdateDesired(shape ClusterShape) error {
+	return d.offer(func(*Desired) ClusterShape { return shape })
+}
+
+func (d *ClusterDriver) offer(successor func(accepted *Desired) ClusterShape) error {
+	d.in.Lock()
+	shape := successor(d.accepted)
+	next, err := d.accepted.succeed(shape, d.maxNodes)
+	if err == nil {
+		d.accepted = next
+		d.triggered = true
+	}
+	at := d.clock.tick.time()
+	d.in.Unlock()
+	if d.events.hook != nil {
+		e := Event{Kind: EventUpdateAccepted, At: at, Generation: shape.Generation}
+		if err != nil {
+			e.Kind, e.Err = EventUpdateRefused, err
+		}
+		d.events.emit(e)
+	}
+	return err
+}
+
+// wishForNothing accepts an empty wish under the next generation.
+func (d *ClusterDriver) wishForNothing() error {
+	return d.offer(func(accepted *Desired) ClusterShape {
+		return ClusterShape{RunID: accepted.run, Generation: accepted.generation + 1}
+	})
+}
+
+// Deliver takes an observation, which the next pass folds, and queues a pass.
+func (d *ClusterDriver) Deliver(o Observation) {
+	d.in.Lock()
+	d.inbox = append(d.inbox, o)
+	d.triggered = true
+	d.in.Unlock()
+}
+
+// Trigger queues a pass. Any number of triggers make one.
+func (d *ClusterDriver) Trigger() {
+	d.in.Lock()
+	d.triggered = true
+	d.in.Unlock()
+}
+
+// TriggerIfDue queues a pass if RequeueAt has come and reports whether it did.
+func (d *ClusterDriver) TriggerIfDue(now time.Time) bool {
+	d.in.Lock()
+	defer d.in.Unlock()
+	tick, err := d.clock.read(now, d.longest)
+	if err != nil { // the pass that this queues will say so
+		d.triggered = true
+		return true
+	}
+	d.clock.feed(now, tick)
+	due := d.requeueAt.due(tick)
+	d.triggered = d.triggered || due
+	return due
+}
+
+// RequeueAt returns when the next stored deadline wants a pass, in the time of
+// whoever drives; false if there is none. It may be past by now.
+func (d *ClusterDriver) RequeueAt() (time.Time, bool) {
+	d.in.Lock()
+	defer d.in.Unlock()
+	if d.requeueAt == 0 {
+		return time.Time{}, false
+	}
+	return d.clock.last.Add(time.Duration(d.requeueAt - d.clock.tick)), true
+}
+
+// Clock returns what now is in the driver's own clock, in which all stored
+// times are. That clock starts at the first now it is given and then adds up
+// the steps forward: setting the host's clock back stops it, and lengthens no
+// wait.
+func (d *ClusterDriver) Clock(now time.Time) time.Time { return d.tickAt(now).time() }
+
+func (d *ClusterDriver) tickAt(now time.Time) instant {
+	d.in.Lock()
+	defer d.in.Unlock()
+	tick, err := d.clock.read(now, 0)
+	if err != nil {
+		return max(d.clock.tick, nearestInstant(now))
+	}
+	return tick
+}
+
+// Generation returns the generation of the accepted wish.
+func (d *ClusterDriver) Generation() uint64 {
+	d.in.Lock()
+	defer d.in.Unlock()
+	return d.accepted.generation
+}
+
+// ObservedGeneration returns the generation that a pass last evaluated. It says
+// nothing about readiness; see Converged.
+func (d *ClusterDriver) ObservedGeneration() uint64 {
+	d.in.Lock()
+	defer d.in.Unlock()
+	return d.seen.observed
+}
+
+// Converged reports whether the last pass found the wish of that generation,
+// and no later one, fulfilled: every desired slot holds the exact spec, ready,
+// Active, with nothing pending, and there is no other slot.
+func (d *ClusterDriver) Converged(generation uint64) bool {
+	d.in.Lock()
+	defer d.in.Unlock()
+	return d.seen.converged && d.seen.observed == generation && d.accepted.generation == generation
+}
+
+// Progress returns how many desired slots the last pass found ready with the
+// exact spec, and how many are desired.
+func (d *ClusterDriver) Progress() (ready, desired int) {
+	d.in.Lock()
+	defer d.in.Unlock()
+	return d.seen.ready, d.seen.desired
+}
+
+// Stats returns what has been counted.
+func (d *ClusterDriver) Stats() DriverStats {
+	d.world.RLock()
+	s := d.stats
+	d.world.RUnlock()
+	s.HookPanics = d.events.hookPanics()
+	return s
+}
+
+// Snapshot returns a copy of the observed state.
+func (d *ClusterDriver) Snapshot() *ClusterState {
+	d.world.RLock()
+	defer d.world.RUnlock()
+	return d.state.Clone()
+}
+
+// Node returns a copy of one node.
+func (d *ClusterDriver) Node(id LogicalNodeID) (ManagedNode, bool) {
+	d.world.RLock()
+	defer d.world.RUnlock()
+	return d.state.Node(id)
+}
+
+// Plan returns what Decide says now about the state as it is and the latest
+// wish. It changes nothing. What was delivered and not yet folded does not
+// count, nor do deadlines of operations and stages, and MaxInFlight.
+func (d *ClusterDriver) Plan(now time.Time) Plan {
+	tick := d.tickAt(now)
+	d.in.Lock()
+	wish := d.accepted
+	d.in.Unlock()
+	d.world.RLock()
+	defer d.world.RUnlock()
+	return Decide(d.state, wish, tick.time())
+}
+
+// DriveNext runs one pass if one is queued or a deadline is due, and reports
+// whether it did. The errors are [ErrReentrantPass] and [ErrClockExhausted];
+// after either, nothing has changed.
+func (d *ClusterDriver) DriveNext(now time.Time, executor EffectExecutor) (bool, error) {
+	ran, _, err := d.drive(now, executor)
+	return ran, err
+}
+
+// maxOwnPasses bounds the passes in a row that nothing but the driver's own
+// transitions asked for. The longest such chain is begin-delete,
+// mark-destroyed, restart, create.
+const maxOwnPasses = 64
+
+// DriveUntilBlocked runs passes until none is queued and no deadline is due,
+// and returns how many it ran. Beside the errors of DriveNext there is
+// [ErrNotQuiescent].
+func (d *ClusterDriver) DriveUntilBlocked(now time.Time, executor EffectExecutor) (int, error) {
+	own := 0
+	for passes := 0; ; passes++ {
+		ran, ownDoing, err := d.drive(now, executor)
+		if err != nil || !ran {
+			return passes, err
+		}
+		if !ownDoing {
+			own = 0
+		} else if own++; own > maxOwnPasses {
+			return passes + 1, ErrNotQuiescent
+		}
+	}
+}
+
+// drive runs one pass, in seven steps, all at one now. ownDoing says that only
+// the last pass asked for it.
+func (d *ClusterDriver) drive(now time.Time, executor EffectExecutor) (ran, ownDoing bool, err error) {
+	at, ownDoing, err := d.begin(now, executor)
+	if err != nil || at == 0 {
+		return false, false, err
+	}
+	whole := false
+	defer func() { d.end(whole) }()
+
+	d.world.Lock()
+	d.takeWish()
+	for i := range d.spare { // 1. fold what was delivered, in order
+		d.foldDelivered(&d.spare[i], at)
+	}
+	d.heatDue(at)
+	slices.SortFunc(d.hot, compareNodes)
+	d.world.Unlock()
+
+	for _, n := range d.hot { // 2. expire operations that are out of time
+		if n.pending != NoOperation && n.pendingDeadline.due(at) {
+			d.flush()
+			completion := executor.Expire(n.pendingID())
+			d.foldExpired(n, completion, at)
+		}
+	}
+
+	d.world.Lock()
+	for _, n := range d.hot { // 3. end attempts that are out of time
+		if n.stageOverdue(at) {
+			before := n.outline()
+			n.foldStageDeadline(n.group.wish.policy, at)
+			d.noteChanges(n, before, at)
+		}
+	}
+	steps := d.decideHot(at)            // 4.
+	effects, over := d.apply(steps, at) // 5. record, then submit
+	d.world.Unlock()
+	d.flush()
+	for _, attempt := range over {
+		executor.Retire(attempt)
+	}
+	for len(effects) > 0 {
+		effects = d.submit(effects, executor, at)
+	}
+
+	d.world.Lock()
+	d.state.ObservedGeneration = d.working.generation // 6. of the wish this pass worked on
+	d.stats.Passes++
+	d.note(Event{Kind: EventPass, At: at.time(), Generation: d.working.generation})
+	d.world.Unlock()
+	d.flush()
+	whole = true
+	return true, ownDoing, nil // 7. is in end
+}
+
+// begin claims the pass and takes what was brought. It returns 0 if there is
+// no pass to run.
+func (d *ClusterDriver) begin(now time.Time, executor EffectExecutor) (at instant, ownDoing bool, err error) {
+	d.in.Lock()
+	defer d.in.Unlock()
+	if executor == nil {
+		return 0, false, fmt.Errorf("%w: no executor", ErrInvalidConfig)
+	}
+	if d.running {
+		return 0, false, ErrReentrantPass
+	}
+	at, err = d.clock.read(now, d.longest)
+	if err != nil {
+		return 0, false, err
+	}
+	d.clock.feed(now, at)
+	asked := d.triggered || d.requeueAt.due(at)
+	if !asked && !d.dirty {
+		return 0, false, nil
+	}
+	d.running, d.triggered, d.dirty = true, false, false
+	d.inbox, d.spare = d.spare[:0], d.inbox
+	d.wish, d.executor = d.accepted, executor
+	return at, !asked, nil
+}
+
+// end lets the next pass begin and recomputes RequeueAt, with the deadlines of
+// what was just recorded. It runs also when the executor panicked or ended the
+// goroutine: the state is whole at every moment, an operation that was recorded
+// and not submitted ends at its deadline, and another pass picks up the rest.
+func (d *ClusterDriver) end(whole bool) {
+	d.spare, d.spareHot, d.steps = cleared(d.spare), cleared(d.spareHot), cleared(d.steps)
+	d.in.Lock()
+	defer d.in.Unlock()
+	d.running = false
+	d.triggered = d.triggered || !whole
+	d.dirty, d.ownDirt = d.ownDirt, false
+	d.requeueAt = 0
+	if n, ok := d.deadlines.Min(); ok {
+		d.requeueAt = n.wakesAt
+	}
+	d.seen = progress{observed: d.state.ObservedGeneration, ready: d.ready, desired: d.working.slots,
+		converged: d.settled == d.working.slots && d.settled == d.state.Len()}
+}
+
+// maxSpare is how many elements of a work list are kept for the next pass.
+const maxSpare = 4096
+
+// cleared returns an empty work list that keeps nothing alive and little room.
+func cleared[T any](list []T) []T {
+	if cap(list) > maxSpare {
+		return nil
+	}
+	clear(list)
+	return list[:0]
+}
+
+// foldOnly folds what was delivered and decides nothing, for a host that stops.
+func (d *ClusterDriver) foldOnly(now time.Time) error {
+	d.in.Lock()
+	if d.running {
+		d.in.Unlock()
+		return ErrReentrantPass
+	}
+	at, err := d.clock.read(now, d.longest)
+	if err != nil {
+		d.in.Unlock()
+		return err
+	}
+	d.clock.feed(now, at)
+	d.running = true
+	d.inbox, d.spare = d.spare[:0], d.inbox
+	d.in.Unlock()
+	defer d.end(false)
+
+	d.world.Lock()
+	for i := range d.spare {
+		d.foldDelivered(&d.spare[i], at)
+	}
+	d.world.Unlock()
+	d.flush()
+	return nil
+}
+
+// takeWish makes the accepted wish the working one. It costs what differs.
+func (d *ClusterDriver) takeWish() {
+	if d.wish == d.working {
+		return
+	}
+	for _, want := range d.wish.groups {
+		if g := d.state.groupFor(want.id); g.wish.policy == nil {
+			g.wish.policy = d.policyOf(g.id)
+		}
+	}
+	for _, g := range slices.Clone(d.state.groups) {
+		old, want := g.wish.want, desiredGroup{id: g.id}
+		if wished := d.wish.group(g.id); wished != nil {
+			want = *wished
+		}
+		g.wish.want = want
+		from, to := min(old.count, want.count), max(old.count, want.count)
+		if !sameTemplate(old.template, want.template) {
+			from, to = 0, max(to, len(g.nodes))
+		}
+		for index := from; index < to; index++ {
+			if n := g.at(index); n != nil {
+				d.heat(n)
+			} else if index < want.count {
+				d.missing = append(d.missing, slot{g, index})
+			}
+		}
+		d.dropIfEmpty(g)
+	}
+	d.working = d.wish
+}
+
+// dropIfEmpty forgets a group that nobody wishes for and that holds nothing.
+func (d *ClusterDriver) dropIfEmpty(g *nodeGroup) {
+	if len(g.nodes) == 0 && g.wish.want.template == nil {
+		d.state.groups = slices.Delete(d.state.groups, g.rank, g.rank+1)
+		for rank := g.rank; rank < len(d.state.groups); rank++ {
+			d.state.groups[rank].rank = rank
+		}
+	}
+}
+
+// heat puts a node among those that the next deciding looks at. The law: for
+// every other node the ladder gives no action.
+func (d *ClusterDriver) heat(n *node) {
+	if !n.hot {
+		n.hot = true
+		d.hot = append(d.hot, n)
+	}
+}
+
+// heatDue heats every node one of whose deadlines has come.
+func (d *ClusterDriver) heatDue(at instant) {
+	for {
+		n, ok := d.deadlines.Min()
+		if !ok || !n.wakesAt.due(at) {
+			return
+		}
+		d.deadlines.Remove(n)
+		d.heat(n)
+	}
+}
+
+func (d *ClusterDriver) foldDelivered(o *Observation, at instant) {
+	n := d.state.byName[o.Node]
+	reason := UnknownNode
+	if n != nil {
+		before := n.outline()
+		reason = n.fold(o, n.group.wish.policy, at)
+		if reason == "" {
+			d.applied(n, o, before, at)
+			return
+		}
+	}
+	d.stats.NotApplied++
+	if d.events.hook != nil {
+		seen := *o
+		d.note(Event{Kind: EventNotApplied, At: at.time(), Node: o.Node, Attempt: o.Attempt, Observation: &seen,
+			Operation: o.Completion.Kind, OperationID: o.Completion.Operation, Reason: string(reason)})
+	}
+}
+
+// foldExpired folds what the executor says of an operation that is out of time.
+func (d *ClusterDriver) foldExpired(n *node, c Completion, at instant) {
+	d.world.Lock()
+	defer d.world.Unlock()
+	if c.Operation != n.pendingID() {
+		c = Completion{Class: ClassAmbiguous, Message: "the executor does not know the operation"}
+	}
+	c.Operation, c.Kind = n.pendingID(), n.pending
+	d.stats.Expired++
+	d.foldOwn(n, c, at)
+}
+
+// foldOwn folds a completion that did not have to be delivered.
+func (d *ClusterDriver) foldOwn(n *node, c Completion, at instant) {
+	o := Observation{Kind: OperationCompleted, Node: n.id, Attempt: n.attempt, Completion: c}
+	before := n.outline()
+	n.fold(&o, n.group.wish.policy, at)
+	d.applied(n, &o, before, at)
+}
+
+func (d *ClusterDriver) applied(n *node, o *Observation, before outline, at instant) {
+	d.stats.Folded++
+	d.heat(n)
+	if n.pending == NoOperation {
+		d.capacity.giveBack(n)
+	}
+	if d.events.hook != nil {
+		seen := *o
+		d.note(Event{Kind: EventFold, At: at.time(), Node: o.Node, Attempt: o.Attempt, Observation: &seen,
+			Operation: o.Completion.Kind, OperationID: o.Completion.Operation})
+	}
+	d.noteChanges(n, before, at)
+}
+
+// step is an action on its way from deciding to applying.
+type step struct {
+	slot
+	node    *node // nil for an insert
+	attempt NodeAttemptID
+	decision
+	begins NodeAttemptID // the attempt that an insert or restart begins
+}
+
+func compareSteps(a, b step) int {
+	return cmp.Or(cmp.Compare(a.group.rank, b.group.rank), cmp.Compare(a.index, b.index))
+}
+
+// decideHot decides the hot slots, and of those waiting for a place as many as
+// there are places. What gets hot from here on is for the next pass.
+func (d *ClusterDriver) decideHot(at instant) []step {
+	hot, missing := d.hot, d.missing
+	d.hot, d.missing = d.spareHot[:0], nil
+	d.spareHot = hot
+	d.pass++
+	for _, n := range hot {
+		n.hot = false
+	}
+	slices.SortFunc(missing, func(a, b slot) int {
+		return cmp.Or(cmp.Compare(a.group.rank, b.group.rank), cmp.Compare(a.index, b.index))
+	})
+	missing = slices.Compact(missing)
+
+	attempts := allocator{next: d.state.NextAttemptID}
+	steps := d.steps[:0]
+	for len(hot) > 0 || len(missing) > 0 {
+		var s step
+		if len(missing) == 0 || len(hot) > 0 && compareSteps(step{slot: hot[0].slot()}, step{slot: missing[0]}) < 0 {
+			s.node, s.slot, s.attempt, hot = hot[0], hot[0].slot(), hot[0].attempt, hot[1:]
+		} else {
+			s.slot, missing = missing[0], missing[1:]
+			if s.group.at(s.index) != nil || s.group.wish.want.wants(s.index) == nil {
+				continue // no longer missing, or no longer missed
+			}
+		}
+		s.decision = decide(s.node, s.group.wish.want.wants(s.index), at)
+		if s.action == Insert || s.action == Restart {
+			s.begins, s.fault = attempts.take()
+		}
+		waitsForPlace := s.action == Dispatch && s.fault == nil && d.capacity.limit > 0
+		if s.node != nil {
+			if waitsForPlace {
+				d.capacity.want(s.node, d.pass)
+			} else {
+				d.capacity.forget(s.node)
+			}
+			d.settle(s.node, s.decision, at)
+		}
+		if s.action != NoAction && !waitsForPlace {
+			steps = append(steps, s)
+		}
+	}
+	steps = d.appendPlaced(steps, at)
+	if d.capacity.limit > 0 {
+		slices.SortFunc(steps, compareSteps)
+	}
+	d.steps = steps
+	return steps
+}
+
+// appendPlaced adds the dispatches of the nodes that get a place.
+func (d *ClusterDriver) appendPlaced(steps []step, at instant) []step {
+	for _, n := range d.capacity.choose() {
+		steps = append(steps, step{slot: n.slot(), node: n, attempt: n.attempt,
+			decision: decide(n, n.group.wish.want.wants(int(n.index)), at)})
+	}
+	return steps
+}
+
+// dispatch is an effect with the node it belongs to.
+type dispatch struct {
+	node   *node
+	effect Effect
+}
+
+// apply takes the steps: driver transitions at once, dispatches are recorded
+// and returned to be submitted, and so are the attempts that are over.
+func (d *ClusterDriver) apply(steps []step, at instant) (effects []dispatch, over []NodeAttemptID) {
+	effects = d.effects[:0]
+	for i := range steps {
+		s := &steps[i]
+		n := s.node
+		if n != nil && n.attempt != s.attempt { // decided for an attempt that is over
+			d.ownDirt = true
+			continue
+		}
+		if s.fault != nil {
+			d.applyFault(s, at)
+			continue
+		}
+		var before outline
+		if n != nil {
+			before = n.outline()
+		}
+		switch s.action {
+		case Insert:
+			n = newNode(NewLogicalNodeID(s.group.id, s.index), s.index, s.group.wish.want.template, s.begins)
+			d.state.add(s.group, n)
+			d.begun(n, at)
+		case Restart:
+			n.restart(s.group.wish.want.template, s.begins)
+			d.begun(n, at)
+		case BeginDelete:
+			n.beginDelete()
+			d.note(Event{Kind: EventDeleting, At: at.time(), Node: n.id, Attempt: n.attempt, Reason: n.failedReason})
+		case MarkDestroyed:
+			n.markDestroyed(at)
+			over = append(over, n.attempt)
+			d.note(Event{Kind: EventDestroyed, At: at.time(), Node: n.id, Attempt: n.attempt})
+		case Reap:
+			d.forget(n)
+			d.note(Event{Kind: EventReaped, At: at.time(), Node: n.id, Attempt: n.attempt})
+			continue // there is nothing left to look at again
+		case Dispatch:
+			effects = append(effects, d.record(n, s.decision, at))
+			d.noteChanges(n, before, at)
+			continue
+		}
+		d.ownDirt = true
+		d.heat(n)
+		d.noteChanges(n, before, at)
+		d.settle(n, decide(n, s.group.wish.want.wants(s.index), at), at)
+	}
+	d.effects = effects
+	return effects, over
+}
+
+// applyFault reports a slot that cannot go on and looks at it again in the next
+// pass. A growing attempt without operation numbers ends: those that are left
+// are for its cleanup.
+func (d *ClusterDriver) applyFault(s *step, at instant) {
+	f := Fault{Rule: s.Rule, Err: s.fault}
+	if n := s.node; n == nil {
+		f.Node = NewLogicalNodeID(s.group.id, s.index)
+		d.missing = append(d.missing, s.slot)
+	} else {
+		f.Node, f.Attempt = n.id, n.attempt
+		d.heat(n)
+		if errors.Is(s.fault, ErrSequenceExhausted) && n.growing() {
+			before := n.outline()
+			n.fail(s.fault.Error(), 0, s.group.wish.policy, at)
+			d.ownDirt = true
+			d.noteChanges(n, before, at)
+			d.settle(n, decide(n, s.group.wish.want.wants(s.index), at), at)
+		}
+	}
+	d.note(Event{Kind: EventFault, At: at.time(), Node: f.Node, Attempt: f.Attempt, Rule: f.Rule, Err: f.Err})
+}
+
+// begun counts an attempt that begins.
+func (d *ClusterDriver) begun(n *node, at instant) {
+	d.state.NextAttemptID = n.attempt + 1
+	d.stats.Attempts++
+	d.note(Event{Kind: EventAttemptStarted, At: at.time(), Node: n.id, Attempt: n.attempt})
+}
+
+// record puts a dispatch on record.
+func (d *ClusterDriver) record(n *node, chosen decision, at instant) dispatch {
+	e := n.record(chosen.operation, chosen.Number == ruleResolve, n.group.wish.policy, at)
+	d.capacity.take(n)
+	d.stats.Dispatched++
+	d.note(Event{Kind: EventDispatch, At: at.time(), Node: n.id, Attempt: n.attempt, Rule: chosen.Rule,
+		Operation: e.Kind, OperationID: e.Operation})
+	d.settle(n, decide(n, n.group.wish.want.wants(int(n.index)), at), at)
+	return dispatch{node: n, effect: e}
+}
+
+// submit hands over what was recorded, in slot order. The places of refused and
+// queued ones go to the next in line, which are recorded and returned.
+func (d *ClusterDriver) submit(effects []dispatch, executor EffectExecutor, at instant) []dispatch {
+	var refused []dispatch
+	var reasons []error
+	var queued []*node
+	for _, e := range effects {
+		behind, err := executor.Submit(e.effect)
+		if err != nil {
+			refused, reasons = append(refused, e), append(reasons, err)
+		} else if behind {
+			queued = append(queued, e.node)
+		}
+	}
+	clear(effects)
+	if len(refused) == 0 && (len(queued) == 0 || d.capacity.limit == 0) {
+		return nil
+	}
+	d.world.Lock()
+	for i, e := range refused {
+		n := e.node
+		d.stats.Refused++
+		d.foldOwn(n, Completion{Operation: e.effect.Operation, Kind: e.effect.Kind, Class: ClassNotStarted,
+			Message: "refused by the executor: " + reasons[i].Error(), RetryAfter: retryAfterOf(reasons[i])}, at)
+		d.settle(n, decide(n, n.group.wish.want.wants(int(n.index)), at), at)
+	}
+	for _, n := range queued {
+		d.capacity.giveBack(n)
+	}
+	placed := d.appendPlaced(nil, at)
+	slices.SortFunc(placed, compareSteps)
+	next, _ := d.apply(placed, at)
+	d.world.Unlock()
+	d.flush()
+	return next
+}
+
+// settle brings up to date what the driver keeps about a node: when it wakes,
+// and whether it counts as converged and as ready.
+func (d *ClusterDriver) settle(n *node, now decision, at instant) {
+	if wake := now.wakeAt(n, at); wake == 0 {
+		d.deadlines.Remove(n)
+	} else if wake != n.wakesAt || n.deadlineAt == 0 {
+		n.wakesAt = wake
+		d.deadlines.Put(n)
+	}
+	d.settled += recount(&n.settled, now.Number == ruleSteady)
+	d.ready += recount(&n.counted, n.ready && sameTemplate(n.template, n.group.wish.want.wants(int(n.index))))
+}
+
+const ruleSteady = 11
+
+// recount sets a mark and returns how its count changes.
+func recount(mark *bool, is bool) int {
+	change := 0
+	if is && !*mark {
+		change = 1
+	} else if !is && *mark {
+		change = -1
+	}
+	*mark = is
+	return change
+}
+
+// forget removes a node from the state and from everything kept about it.
+func (d *ClusterDriver) forget(n *node) {
+	d.deadlines.Remove(n)
+	d.settled += recount(&n.settled, false)
+	d.ready += recount(&n.counted, false)
+	d.state.remove(n)
+	d.dropIfEmpty(n.group)
+}
+
+func (n *node) slot() slot { return slot{n.group, int(n.index)} }
+
+// outline is what events tell the difference of.
+type outline struct {
+	stage   Stage
+	ready   bool
+	givenUp OperationKind
+}
+
+func (n *node) outline() outline { return outline{n.stage, n.ready, n.givenUp} }
+
+func (d *ClusterDriver) noteChanges(n *node, before outline, at instant) {
+	if d.events.hook == nil {
+		return
+	}
+	e := Event{At: at.time(), Node: n.id, Attempt: n.attempt}
+	tell := func(kind EventKind, operation OperationKind, reason string) {
+		e := e
+		e.Kind, e.Operation, e.Reason = kind, operation, reason
+		d.note(e)
+	}
+	if n.stage != before.stage {
+		e := e
+		e.Kind, e.From, e.To = EventStage, before.stage, n.stage
+		d.note(e)
+	}
+	if n.givenUp != NoOperation && before.givenUp == NoOperation {
+		tell(EventGivenUp, n.givenUp, "it failed as often as CancelLimit allows; the machine is destroyed without it")
+	}
+	if n.stage == StageFailed && before.stage != StageFailed {
+		tell(EventAttemptFailed, NoOperation, n.failedReason)
+	}
+	if n.ready && !before.ready {
+		tell(EventReady, NoOperation, "")
+	}
+}
+
+func (d *ClusterDriver) note(e Event) {
+	if d.events.hook != nil {
+		d.notes = append(d.notes, e)
+	}
+}
+
+// flush hands out the events of the pass so far. No lock is held.
+func (d *ClusterDriver) flush() {
+	if len(d.notes) > 0 {
+		notes := d.notes
+		d.notes = nil
+		d.events.emit(notes...)
+	}
+}
+
+// driverClock runs forward only. It starts at the first now it is fed and then
+// adds up the steps forward, so that a step back lengthens no wait and fires
+// nothing early.
+type driverClock struct {
+	tick instant // 0 before the first
+	last time.Time
+}
+
+// read returns what now is in this clock, or ErrClockExhausted if now plus room
+// is more than it can express.
+func (c *driverClock) read(now time.Time, room time.Duration) (instant, error) {
+	tick, ok := c.tick, true
+	if c.tick == 0 {
+		tick, ok = instantOf(now)
+	} else if step := now.Sub(c.last); step > 0 { // on the monotonic reading, if both have one
+		ok = instant(step) < maxInstant-c.tick
+		tick += instant(step)
+	}
+	if !ok || instant(room) >= maxInstant-tick {
+		return 0, fmt.Errorf("%w: at %v with a longest wait of %v", ErrClockExhausted, now, room)
+	}
+	return tick, nil
+}
+
+func (c *driverClock) feed(now time.Time, tick instant) { c.tick, c.last = tick, now }

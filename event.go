@@ -1,0 +1,168 @@
+package provisioning
+
+import (
+	"fmt"
+	"sync"
+	"time"
+)
+
+// EventKind says what an [Event] reports.
+type EventKind uint8
+
+// The events.
+const (
+	_ EventKind = iota
+	// EventPass: a pass has ended.
+	EventPass
+	// EventFold: an observation was applied.
+	EventFold
+	// EventNotApplied: an observation changed nothing, for Event.Reason.
+	EventNotApplied
+	// EventDispatch: an operation is on record and will be submitted.
+	EventDispatch
+	// EventStage: a node went from one stage to another.
+	EventStage
+	// EventAttemptStarted: a slot was inserted or restarted.
+	EventAttemptStarted
+	// EventAttemptFailed: an attempt ended in a failure, for Event.Reason.
+	EventAttemptFailed
+	// EventReady: a node became ready.
+	EventReady
+	// EventDeleting: an attempt is being given up.
+	EventDeleting
+	// EventGivenUp: the cancel of a session, or the asking after a start,
+	// was given up; Event.Operation names it.
+	EventGivenUp
+	// EventDestroyed: nothing is left of an attempt.
+	EventDestroyed
+	// EventReaped: an unwanted slot is gone from the state.
+	EventReaped
+	// EventUpdateAccepted and EventUpdateRefused: a wish was offered;
+	// Event.Err says why it was refused.
+	EventUpdateAccepted
+	EventUpdateRefused
+	// EventFault: a slot cannot go on, for Event.Err.
+	EventFault
+
+	eventKinds
+)
+
+var eventNames = [...]string{"none", "Pass", "Fold", "NotApplied", "Dispatch", "Stage", "AttemptStarted", "AttemptFailed",
+	"Ready", "Deleting", "GivenUp", "Destroyed", "Reaped", "UpdateAccepted", "UpdateRefused", "Fault"}
+
+// String returns the name of the event.
+func (k EventKind) String() string { return nameOf(eventNames[:], k) }
+
+// MarshalText uses the names of String.
+func (k EventKind) MarshalText() ([]byte, error) { return marshalName(eventNames[:], k) }
+
+// UnmarshalText refuses an unknown name.
+func (k *EventKind) UnmarshalText(text []byte) error {
+	return unmarshalName(eventNames[:], "event", text, k)
+}
+
+// Event is something that the driver did or saw. Which fields are set depends
+// on Kind.
+type Event struct {
+	Kind        EventKind
+	At          time.Time // in the driver's clock
+	Node        LogicalNodeID
+	Attempt     NodeAttemptID
+	Rule        Rule          // EventDispatch, EventFault
+	Operation   OperationKind // EventDispatch, EventGivenUp, a completion in EventFold or EventNotApplied
+	OperationID OperationID
+	Observation *Observation // EventFold, EventNotApplied; read-only, only during the call
+	From, To    Stage        // EventStage
+	Generation  uint64       // EventPass, EventUpdateAccepted, EventUpdateRefused
+	Reason      string
+	Err         error
+}
+
+// String returns the event as one line.
+func (e Event) String() string {
+	s := e.Kind.String()
+	if e.Node != "" {
+		s += fmt.Sprintf(" %s#%d", e.Node, e.Attempt)
+	}
+	switch e.Kind {
+	case EventPass, EventUpdateAccepted, EventUpdateRefused:
+		s += fmt.Sprintf(" generation %d", e.Generation)
+	case EventFold, EventNotApplied:
+		s += " " + e.Observation.Kind.String()
+		if e.Operation != NoOperation {
+			s += fmt.Sprintf(" %s %s", e.Operation, e.OperationID)
+			if class := e.Observation.Completion.Class; class != ClassNone {
+				s += " " + class.String()
+			}
+		}
+	case EventDispatch:
+		s += fmt.Sprintf(" %s %s (%s)", e.Operation, e.OperationID, e.Rule)
+	case EventStage:
+		s += fmt.Sprintf(" %s -> %s", e.From, e.To)
+	case EventGivenUp:
+		s += " " + e.Operation.String()
+	}
+	if e.Reason != "" {
+		s += ": " + e.Reason
+	}
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+// eventQueue hands events to the user's hook one at a time, in order, whatever
+// goroutine they come from and whatever the hook itself calls: whoever adds an
+// event while another goroutine (or the hook) is handing out leaves it to that
+// one.
+type eventQueue struct {
+	hook func(Event)
+
+	mu      sync.Mutex
+	waiting []Event
+	busy    bool
+	panics  uint64
+}
+
+// emit is called with no lock of the driver held.
+func (q *eventQueue) emit(events ...Event) {
+	if q.hook == nil || len(events) == 0 {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.waiting = append(q.waiting, events...)
+	if q.busy {
+		return
+	}
+	q.busy = true
+	defer func() { q.busy = false }() // also if the hook ends the goroutine
+	for len(q.waiting) > 0 {
+		e := q.waiting[0]
+		q.waiting = q.waiting[1:]
+		q.call(e)
+	}
+	q.waiting = nil
+}
+
+// call hands out one event without the lock and fences the hook: its panic is
+// counted and harms nothing.
+func (q *eventQueue) call(e Event) {
+	q.mu.Unlock()
+	returned := false
+	defer func() {
+		q.mu.Lock()
+		if !returned {
+			q.panics++
+			_ = recover() // nil if the hook ended the goroutine instead
+		}
+	}()
+	q.hook(e)
+	returned = true
+}
+
+func (q *eventQueue) hookPanics() uint64 {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.panics
+}

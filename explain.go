@@ -1,0 +1,176 @@
+package provisioning
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Explanation says what a slot does now and why, for people and for machines.
+// It comes from the decision that the next pass would take.
+type Explanation struct {
+	Node    LogicalNodeID
+	Attempt NodeAttemptID // 0: the slot is desired and not yet in the state
+	Stage   Stage
+	Intent  Intent
+	// Decision is what the ladder says now.
+	Decision NodeDecision
+	// Now is the moment explained and Since when the operation that is waited
+	// for was dispatched, both, like Decision.Until, in the driver's clock.
+	// Since is zero unless an operation is pending.
+	Now   time.Time
+	Since time.Time
+	// Pending is the operation in flight.
+	Pending   OperationKind
+	PendingID OperationID
+	// Failures counts what the waiting is for: failures in a row, or of the
+	// step of the cleanup while Deleting.
+	Failures  uint32
+	LastError string
+	// Unresolved is a create or start of which nobody knows what came.
+	Unresolved OperationKind
+	// GivenUp is a cancel or start that was given up at CancelLimit.
+	GivenUp OperationKind
+	// LeftOut: it wants to dispatch and MaxInFlight leaves no place.
+	LeftOut bool
+	// StillRunning is a call of this attempt that has outlived its deadline
+	// and has not returned.
+	StillRunning *RunningCall
+}
+
+// Explain says what the slot does at now, in the time of whoever drives; false
+// if the slot is neither desired nor in the state.
+func (d *ClusterDriver) Explain(id LogicalNodeID, now time.Time) (Explanation, bool) {
+	at := d.tickAt(now)
+	d.in.Lock()
+	wish, executor := d.accepted, d.executor
+	d.in.Unlock()
+
+	e, ok := d.explain(id, wish, at)
+	if !ok || executor == nil {
+		return e, ok
+	}
+	for _, call := range executor.Running() { // with no lock held: it is the user's
+		if call.Expired && call.Operation.Attempt == e.Attempt {
+			e.StillRunning = &call
+		}
+	}
+	return e, true
+}
+
+func (d *ClusterDriver) explain(id LogicalNodeID, wish *Desired, at instant) (Explanation, bool) {
+	d.world.RLock()
+	defer d.world.RUnlock()
+	n := d.state.byName[id]
+	if n == nil {
+		if !wish.names(id) {
+			return Explanation{}, false
+		}
+		return Explanation{Node: id, Now: at.time(), Decision: NodeDecision{Rule: ladder[0].Rule, Action: ladder[0].action}}, true
+	}
+	e := Explanation{
+		Node: id, Attempt: n.attempt, Stage: n.stage, Intent: n.intent, Now: at.time(),
+		Decision: decide(n, wish.group(n.template.spec.GroupID).wants(int(n.index)), at).export(n),
+		Pending:  n.pending, Failures: n.failures, LastError: n.lastError, Unresolved: n.ambiguous, GivenUp: n.givenUp,
+		LeftOut: n.placeInAge != 0,
+	}
+	if n.intent == Deleting && n.stage != StageDestroyed {
+		e.Failures = n.cleanupFailures
+	}
+	if n.pending != NoOperation {
+		e.PendingID = n.pendingID()
+		e.Since = n.pendingDeadline.time().Add(-n.group.wish.policy.timeout(n.pending))
+	}
+	return e, true
+}
+
+// names reports whether the wish has a slot of that name. A name is not taken
+// apart: the one slot of each group that could bear it is named and compared.
+func (d *Desired) names(id LogicalNodeID) bool {
+	for i := range d.groups {
+		g := &d.groups[i]
+		rest, ok := strings.CutPrefix(string(id), string(g.id)+"-")
+		if !ok {
+			continue
+		}
+		if index, err := strconv.Atoi(rest); err == nil && index >= 0 && index < g.count && NewLogicalNodeID(g.id, index) == id {
+			return true
+		}
+	}
+	return false
+}
+
+// String explains the slot in one sentence.
+func (e Explanation) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: %s", e.Node, e.sentence())
+	if e.Unresolved != NoOperation && e.Decision.Rule.Number != ruleResolve {
+		fmt.Fprintf(&b, "; what came of an earlier %s is not known yet", e.Unresolved)
+	}
+	if e.GivenUp != NoOperation {
+		fmt.Fprintf(&b, "; %s was given up after failing too often", e.GivenUp)
+	}
+	if call := e.StillRunning; call != nil {
+		fmt.Fprintf(&b, "; %s %s outlived its deadline and is still running since %s", call.Kind, call.Operation,
+			call.Since.UTC().Format(time.RFC3339))
+	}
+	fmt.Fprintf(&b, " [%s]", e.Decision.Rule)
+	return b.String()
+}
+
+func (e Explanation) sentence() string {
+	d := e.Decision
+	left := d.Until.Sub(e.Now)
+	wait := "waiting"
+	if !d.Until.IsZero() && left > 0 {
+		wait = fmt.Sprintf("waiting %s more", left)
+	}
+	switch {
+	case d.Err != nil:
+		return "cannot go on: " + d.Err.Error()
+	case e.LeftOut && d.Action == Dispatch:
+		return fmt.Sprintf("wants to dispatch %s and waits for a place: MaxInFlight is reached", d.Operation)
+	}
+	switch d.Rule.Name {
+	case "insert":
+		return "desired and not begun"
+	case "reap":
+		return "destroyed and unwanted: will be forgotten"
+	case "restart":
+		return "destroyed: a fresh attempt begins with the next pass"
+	case "await-restart":
+		return fmt.Sprintf("%s to restart after %s: %s", wait, times(e.Failures), e.LastError)
+	case "begin-delete":
+		if e.Stage == StageFailed {
+			return "the attempt failed and will be cleaned up: " + e.LastError
+		}
+		return "unwanted or outdated: will be deleted"
+	case "await-operation":
+		return fmt.Sprintf("%s at most for %s %s", wait, e.Pending, e.PendingID)
+	case "await-backoff":
+		if e.Failures == 0 {
+			return fmt.Sprintf("%s to look for the endpoint again", wait)
+		}
+		return fmt.Sprintf("%s after %s in a row, the last: %s", wait, times(e.Failures), e.LastError)
+	case "await-bootstrap":
+		if d.Until.IsZero() {
+			return "waiting without a limit for the bootstrap to report a join"
+		}
+		return wait + " at most for the bootstrap to report a join"
+	case "steady":
+		return "ready"
+	case "mark-destroyed":
+		return "nothing is left to clean up"
+	case "resolve-ambiguous":
+		return fmt.Sprintf("being deleted: will ask what came of %s", d.Operation)
+	}
+	return fmt.Sprintf("will dispatch %s", d.Operation)
+}
+
+func times(n uint32) string {
+	if n == 1 {
+		return "1 failure"
+	}
+	return fmt.Sprintf("%d failures", n)
+}
