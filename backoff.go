@@ -154,10 +154,11 @@ func (p *RetryPolicy) longestWait() time.Duration {
 // InitialDelay·2^(n-1), at most MaxDelay, made shorter by up to Jitter. It is
 // never 0 and never above MaxDelay. n = 0 counts as 1.
 func (p *RetryPolicy) delay(run RunID, attempt NodeAttemptID, n uint32) time.Duration {
+	n = max(n, 1)
 	d := p.MaxDelay
 	// Doubling n-1 times stays below MaxDelay only if MaxDelay has that many
 	// bits to spare; asking it this way round cannot overflow.
-	if shift := max(n, 1) - 1; shift < 63 && p.InitialDelay <= p.MaxDelay>>shift {
+	if shift := n - 1; shift < 63 && p.InitialDelay <= p.MaxDelay>>shift {
 		d = p.InitialDelay << shift
 	}
 	if p.Jitter == 0 {

@@ -2,6 +2,7 @@ package provisioning
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -131,8 +132,13 @@ type SSHEndpoint struct {
 	Port uint16 `json:"port"`
 }
 
-// String returns host:port.
-func (e SSHEndpoint) String() string { return fmt.Sprintf("%s:%d", e.Host, e.Port) }
+// String returns host:port, an IPv6 host in brackets.
+func (e SSHEndpoint) String() string {
+	if strings.Contains(e.Host, ":") {
+		return fmt.Sprintf("[%s]:%d", e.Host, e.Port)
+	}
+	return fmt.Sprintf("%s:%d", e.Host, e.Port)
+}
 
 // Completion is the end of one operation. Class says whether it succeeded;
 // a success carries what the operation found: Lease (and Endpoint if known)

@@ -12,6 +12,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 const (
@@ -116,7 +117,8 @@ type LogicalNodeSpec struct {
 // Equal reports whether two specs are the same template for the same slot.
 // The order of maps, nil against empty and -0 against 0 make no difference.
 func (s LogicalNodeSpec) Equal(other LogicalNodeSpec) bool {
-	return s.RunID == other.RunID && s.GroupID == other.GroupID && s.Index == other.Index &&
+	return s.RunID == other.RunID && s.GroupID == other.GroupID && s.Index == other.Index && s.Node == other.Node &&
+		s.SwarmJoin.ExpectedLogicalNodeID == other.SwarmJoin.ExpectedLogicalNodeID &&
 		s.template().digest == other.template().digest
 }
 
@@ -339,7 +341,7 @@ func (d *Desired) group(id NodeGroupID) *desiredGroup {
 
 // wants returns the template of a slot, nil when it is not desired.
 func (g *desiredGroup) wants(index int) *template {
-	if g == nil || index >= g.count {
+	if g == nil || index < 0 || index >= g.count {
 		return nil
 	}
 	return g.template
@@ -439,6 +441,8 @@ func idProblem(id string) string {
 		return fmt.Sprintf("is %d bytes long, at most %d are allowed", len(id), MaxIDLength)
 	case strings.ContainsRune(id, '/'):
 		return "must not hold '/'"
+	case !utf8.ValidString(id): // would not come back from JSON as it went in
+		return "must be UTF-8"
 	case strings.ContainsFunc(id, func(r rune) bool { return r < 0x20 || r >= 0x7f && r < 0xa0 }):
 		return "must not hold control characters"
 	}
