@@ -1,0 +1,71 @@
+# The house keeping of this repository. `make` lists what there is.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+GO       ?= go
+FUZZTIME ?= 10s
+FLOOR    ?= 95
+
+# Modules of their own: the tools, and the examples that need packages.
+NESTED  := internal/tools $(patsubst %/go.mod,%,$(wildcard examples/*/go.mod))
+# Run from any module: the versions come from the module of the tools.
+TOOL     = $(GO) tool -modfile=$(CURDIR)/internal/tools/go.mod
+# The files on which the guarantees rest.
+COVERED := identity.go shape.go backoff.go observation.go state.go observe.go decide.go driver.go executor.go
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## run the two examples that show what the library does
+	$(GO) run ./examples/quickstart
+	$(GO) run ./examples/processes
+
+.PHONY: test
+test: ## test the library
+	$(GO) test ./...
+
+.PHONY: race
+race: ## test the library under the race detector (needs a C compiler)
+	$(GO) test -race ./...
+
+.PHONY: examples
+examples: ## test the modules with a go.mod of their own
+	@for dir in $(NESTED); do echo "== $$dir"; (cd "$$dir" && $(GO) vet ./... && $(GO) test ./...); done
+
+.PHONY: lint
+lint: ## gofmt, go mod tidy, go vet and staticcheck, over every module
+	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not formatted:"; echo "$$unformatted"; exit 1; fi
+	@for dir in . $(NESTED); do echo "== $$dir"; \
+		(cd "$$dir" && $(GO) mod tidy -diff && $(GO) vet ./... && $(TOOL) staticcheck ./...); done
+
+.PHONY: bench
+bench: ## run every benchmark
+	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+.PHONY: fuzz
+fuzz: ## run every fuzz target for FUZZTIME (10s)
+	@for package in $$($(GO) list ./...); do \
+		for target in $$($(GO) test -list '^Fuzz' "$$package" | grep '^Fuzz' || true); do \
+			echo "== $$package $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "$$package"; \
+		done; \
+	done
+
+.PHONY: cover
+cover: ## hold each of the files that matter to FLOOR (95) % of its statements
+	@mkdir -p bin
+	$(GO) test -coverpkg=. -coverprofile=bin/cover.out ./...
+	@$(GO) -C internal/tools run ./coverfloor -floor $(FLOOR) -profile $(CURDIR)/bin/cover.out $(COVERED)
+
+.PHONY: api
+api: ## compare the exported API with that of the last tag
+	@internal/tools/api.sh
+
+.PHONY: cross
+cross: ## test on 32 bits, build for other systems
+	GOARCH=386 CGO_ENABLED=0 $(GO) test ./...
+	GOOS=darwin GOARCH=arm64 $(GO) build . ./fakebackend
+	GOOS=windows GOARCH=amd64 $(GO) build . ./fakebackend
