@@ -156,9 +156,9 @@ func (p *RetryPolicy) longestWait() time.Duration {
 func (p *RetryPolicy) delay(run RunID, attempt NodeAttemptID, n uint32) time.Duration {
 	n = max(n, 1)
 	d := p.MaxDelay
-	// Doubling n-1 times stays below MaxDelay only if MaxDelay has that many
-	// bits to spare; asking it this way round cannot overflow.
-	if shift := n - 1; shift < 63 && p.InitialDelay <= p.MaxDelay>>shift {
+	// Asked this way round nothing can overflow: from 63 on the right side is
+	// 0, and InitialDelay is not.
+	if shift := n - 1; p.InitialDelay <= p.MaxDelay>>shift {
 		d = p.InitialDelay << shift
 	}
 	if p.Jitter == 0 {

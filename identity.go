@@ -192,7 +192,8 @@ func tokenText(sum [sha256.Size]byte) string {
 }
 
 // plainWords keeps letters and digits in lower case, turns every run of other
-// bytes into one hyphen and makes the first byte a letter.
+// bytes into one hyphen and makes the first byte a letter. The last byte
+// is a hyphen only if that of s is none of them.
 func plainWords(s string) string {
 	var b strings.Builder
 	for i := range len(s) {
@@ -212,5 +213,5 @@ func plainWords(s string) string {
 		}
 		b.WriteByte(c)
 	}
-	return strings.TrimRight(b.String(), "-")
+	return b.String()
 }

@@ -22,6 +22,7 @@ import (
 var pureRooms = []string{
 	"identity.go", "shape.go", "backoff.go", "observation.go",
 	"state.go", "observe.go", "decide.go", "plan.go", "check.go",
+	"transition.go", "capacity.go", "internal/pqueue/pqueue.go",
 }
 
 func TestPureRooms(t *testing.T) {

@@ -204,6 +204,7 @@ func TestNonFiniteAndHugeShapes(t *testing.T) {
 		{"one more in two", []int{DefaultMaxNodes, 1}, false},
 		{"one more, larger last", []int{1, DefaultMaxNodes}, false},
 		{"the largest int", []int{math.MaxInt}, false},
+		{"a sum that overflows to the smallest int", []int{1, math.MaxInt}, false},
 		{"a sum that overflows to -2", []int{math.MaxInt, math.MaxInt}, false},
 		{"a sum that overflows to 1", []int{math.MaxInt, math.MaxInt, 3}, false},
 		{"a small group after a huge one", []int{math.MaxInt, 0, 5}, false},
