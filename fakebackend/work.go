@@ -123,19 +123,12 @@ func (c *clock) Sleep(ctx context.Context, until time.Time, wake <-chan struct{}
 			return
 		}
 		from := c.Now()
-		if !until.IsZero() && !from.Before(until) {
+		if !from.Before(until) {
 			return
 		}
-		to, due := c.work.backend.NextDue()
-		if !until.IsZero() && (!due || until.Before(to)) {
-			to, due = until, true
-		}
-		if !due { // the time has nothing to bring; only the outside has
-			select {
-			case <-wake:
-			case <-ctx.Done():
-			}
-			return
+		to := until
+		if due, ok := c.work.backend.NextDue(); ok && due.Before(to) {
+			to = due
 		}
 		if c.pace != nil {
 			c.pace(from, to)

@@ -314,7 +314,7 @@ func TestClock(t *testing.T) {
 		require.NoError(t, c.call(create))
 		wake <- struct{}{}
 	})
-	clock.Sleep(ctx, time.Time{}, wake)
+	clock.Sleep(ctx, at(time.Hour), wake)
 	require.Equal(t, at(2*time.Minute), clock.Now())
 	b.At(at(3*time.Minute), func() { wake <- struct{}{} })
 	clock.Sleep(ctx, at(time.Hour), wake)
@@ -323,22 +323,8 @@ func TestClock(t *testing.T) {
 
 	// A host that is told to stop does not sleep.
 	stop()
-	clock.Sleep(ctx, time.Time{}, wake)
 	clock.Sleep(ctx, at(time.Hour), wake)
 	require.Equal(t, at(3*time.Minute), clock.Now())
-}
-
-// With nothing to wait for in the provider's time, only the outside can end a
-// sleep.
-func TestClockWaitsForTheOutside(t *testing.T) {
-	w := New(Config{}).NewWork()
-	wake := make(chan struct{})
-	go func() { wake <- struct{}{} }()
-	w.Clock(nil).Sleep(context.Background(), time.Time{}, wake)
-	ctx, stop := context.WithCancel(context.Background())
-	go stop()
-	w.Clock(nil).Sleep(ctx, time.Time{}, wake)
-	require.Error(t, ctx.Err())
 }
 
 // A pace that wakes the host keeps the time where it is.
