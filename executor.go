@@ -61,6 +61,8 @@ type ExecutorConfig struct {
 //   - It keeps no time: a deadline is the driver's business, which calls
 //     Expire. A call that never returns costs a goroutine, holds up its own
 //     attempt and nothing else, and is named by Running.
+//   - The ctx of a call is cancelled by Expire, by Close, and once the call has
+//     returned (B7).
 //   - A panic or a runtime.Goexit in the backend is an Ambiguous result.
 //   - Memory follows the live attempts: the last 8 results of each, and a few
 //     words that tell new attempts from retired ones.
