@@ -284,15 +284,16 @@ func (e *retryAfterError) Error() string { return e.err.Error() }
 func (e *retryAfterError) Unwrap() error { return e.err }
 
 // Classify returns the class of the error that a backend returned from kind.
-// The outermost class named explicitly wins, also over a context error. Of the
-// rest, a context error is Ambiguous, and so is any error of CreateLease;
-// every other method's is Definite, because whatever it left behind dies with
-// the lease. The class of nil is ClassNone.
+// The outermost class named explicitly wins, also over a context error; of
+// several errors joined at one place, the one that leaves most open. Of the
+// rest, a context error is Ambiguous, and so is any error of CreateLease; every
+// other method's is Definite, because whatever it left behind dies with the
+// lease. The class of nil is ClassNone.
 func Classify(kind OperationKind, err error) FailureClass {
 	if err == nil {
 		return ClassNone
 	}
-	if named, ok := errors.AsType[*classError](err); ok {
+	if named := outermostClass(err); named != nil {
 		return named.class
 	}
 	if kind == CreateLease || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
@@ -301,12 +302,38 @@ func Classify(kind OperationKind, err error) FailureClass {
 	return ClassDefinite
 }
 
+// outermostClass returns the explicit class nearest to the surface, or nil.
+func outermostClass(err error) *classError {
+	switch e := err.(type) {
+	case *classError:
+		return e
+	case interface{ Unwrap() error }:
+		return outermostClass(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		// Two things went wrong and both may be true: a create that was
+		// refused in one zone and timed out in another may have bought.
+		var found *classError
+		for _, inner := range e.Unwrap() {
+			if c := outermostClass(inner); c != nil && (found == nil || c.class.doubt() > found.class.doubt()) {
+				found = c
+			}
+		}
+		return found
+	}
+	return nil
+}
+
+// doubt orders the classes by how much they leave open.
+func (c FailureClass) doubt() int {
+	return [failureClasses]int{ClassNotStarted: 1, ClassDefinite: 2, ClassLeaseLost: 3, ClassAmbiguous: 4}[c]
+}
+
 // failed fills in a completion from the error that a backend returned.
 func (c Completion) failed(err error) Completion {
 	c.Class = Classify(c.Kind, err)
 	c.Message = err.Error()
 	c.Lease, c.Endpoint, c.Session = "", nil, ""
-	if named, ok := errors.AsType[*classError](err); ok && c.Kind == CreateLease {
+	if named := outermostClass(err); named != nil && c.Kind == CreateLease {
 		c.Lease = named.lease
 	}
 	c.RetryAfter = retryAfterOf(err)

@@ -197,3 +197,29 @@ func TestBootstrapSink(t *testing.T) {
 	report(NewBootstrapSink("w-3", 9, nil))
 	require.Len(t, got, 5, "the zero sink drops everything")
 }
+
+// Two zones were asked for one machine: one said no, the other gave no answer.
+// Reading only the "no" would forget a machine that may have been bought.
+func TestClassifyJoinedErrorsTakesTheMostDoubtful(t *testing.T) {
+	no, unclear, never, lost := Definite(errors.New("no")), Ambiguous(errors.New("unclear")),
+		NotStarted(errors.New("never")), LeaseLostWith("m-1", errors.New("lost"))
+	for _, row := range []struct {
+		err  error
+		want FailureClass
+	}{
+		{errors.Join(no, unclear), ClassAmbiguous},
+		{errors.Join(unclear, no), ClassAmbiguous},
+		{errors.Join(lost, unclear), ClassAmbiguous},
+		{errors.Join(no, lost), ClassLeaseLost},
+		{errors.Join(never, no), ClassDefinite},
+		{errors.Join(never, errors.New("plain")), ClassNotStarted},
+		{fmt.Errorf("both: %w and %w", no, unclear), ClassAmbiguous},
+		{Definite(errors.Join(unclear, lost)), ClassDefinite}, // the outermost still wins
+	} {
+		for kind := CreateLease; kind < operationKinds; kind++ {
+			require.Equal(t, row.want, Classify(kind, row.err), "%v of %v", row.err, kind)
+		}
+	}
+	c := Completion{Kind: CreateLease}.failed(errors.Join(no, lost))
+	require.Equal(t, ProviderLeaseID("m-1"), c.Lease, "the dead machine is still billed (B11)")
+}

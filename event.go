@@ -43,8 +43,6 @@ const (
 	EventUpdateRefused
 	// EventFault: a slot cannot go on, for Event.Err.
 	EventFault
-
-	eventKinds
 )
 
 var eventNames = [...]string{"none", "Pass", "Fold", "NotApplied", "Dispatch", "Stage", "AttemptStarted", "AttemptFailed",

@@ -341,13 +341,6 @@ func (s *ClusterState) inOrder() iter.Seq[*node] {
 	}
 }
 
-func (s *ClusterState) group(id NodeGroupID) *nodeGroup {
-	if i, found := s.findGroup(id); found {
-		return s.groups[i]
-	}
-	return nil
-}
-
 func (s *ClusterState) findGroup(id NodeGroupID) (int, bool) {
 	return slices.BinarySearchFunc(s.groups, id, func(g *nodeGroup, id NodeGroupID) int { return cmp.Compare(g.id, id) })
 }
