@@ -328,6 +328,14 @@ func (c FailureClass) doubt() int {
 	return [failureClasses]int{ClassNotStarted: 1, ClassDefinite: 2, ClassLeaseLost: 3, ClassAmbiguous: 4}[c]
 }
 
+// FailedCompletion returns the completion of an operation whose backend call
+// returned err, which must not be nil: its class, text and wait, and the lease
+// of a [LeaseLostWith]. It is for executors other than [Executor], and for
+// whatever stands between an executor and a backend.
+func FailedCompletion(id OperationID, kind OperationKind, err error) Completion {
+	return Completion{Operation: id, Kind: kind}.failed(err)
+}
+
 // failed fills in a completion from the error that a backend returned.
 func (c Completion) failed(err error) Completion {
 	c.Class = Classify(c.Kind, err)

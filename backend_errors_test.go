@@ -174,6 +174,16 @@ func TestProp_Classify(t *testing.T) {
 	})
 }
 
+// What an executor of one's own has to know of an error.
+func TestFailedCompletion(t *testing.T) {
+	err := RetryAfter(LeaseLostWith("m-1", errors.New("found dead")), time.Minute)
+	id := OperationID{Attempt: 3, Sequence: 7}
+	require.Equal(t, Completion{Operation: id, Kind: CreateLease, Class: ClassLeaseLost, Message: "found dead",
+		RetryAfter: time.Minute, Lease: "m-1"}, FailedCompletion(id, CreateLease, err))
+	require.Equal(t, Completion{Operation: id, Kind: DestroyLease, Class: ClassLeaseLost, Message: "found dead",
+		RetryAfter: time.Minute}, FailedCompletion(id, DestroyLease, err), "only a create tells of a lease")
+}
+
 func TestBootstrapSink(t *testing.T) {
 	var got []Observation
 	sink := NewBootstrapSink("w-3", 9, func(o Observation) { got = append(got, o) })

@@ -1,0 +1,685 @@
+package fakebackend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/swactor/provisioning"
+)
+
+// reference is a small backend that keeps all rules, over a provider with
+// request tokens: the first create of a token makes a machine some time later,
+// every further one waits for it. A flaw makes it break one rule.
+type reference struct {
+	flaw  string
+	after func(time.Duration, func()) // the clock
+	freed chan struct{}               // lets hanging calls go when the test is over
+
+	mu       sync.Mutex
+	machines map[string]*refMachine // by token
+	made     int
+	latest   provisioning.ProviderLeaseID
+}
+
+type refMachine struct {
+	key     provisioning.ExternalKey
+	lease   provisioning.ProviderLeaseID
+	landed  chan struct{} // closed when it is there
+	lives   bool
+	booted  bool
+	going   bool
+	spent   bool
+	session provisioning.BootstrapSessionID
+	ended   bool
+	started int
+	told    bool // that it is gone
+	also    int  // machines made beside it by a flaw
+}
+
+const (
+	refLanding = 2 * time.Second
+	refBoot    = 3 * time.Second
+	refJoin    = 5 * time.Second
+	refGoing   = 2 * time.Second
+)
+
+func (r *reference) token(key provisioning.ExternalKey) string {
+	switch r.flaw {
+	case "a key without its attempt":
+		key.Attempt = 1
+	case "a key without its run":
+		key.Run = ""
+	case "a key that runs together":
+		return fmt.Sprint(key.Run, "-", key.Node, "-", key.Attempt)
+	case "a key that takes w-10 for w-1":
+		key.Node = provisioning.LogicalNodeID(strings.TrimSuffix(string(key.Node), "0"))
+	}
+	return key.Token()
+}
+
+// landing returns the request under the token, made now if there is none. The
+// caller holds mu.
+func (r *reference) landing(key provisioning.ExternalKey) *refMachine {
+	m := &refMachine{key: key, landed: make(chan struct{})}
+	r.made++
+	m.lease = provisioning.ProviderLeaseID(fmt.Sprintf("lease-%d", r.made))
+	r.machines[r.token(key)] = m
+	r.after(refLanding, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		m.lives = true
+		close(m.landed)
+		r.after(refBoot, func() { r.mu.Lock(); m.booted = true; r.mu.Unlock() })
+	})
+	return m
+}
+
+func (r *reference) CreateLease(ctx context.Context, req provisioning.CreateLeaseRequest) (provisioning.CreateLeaseResult, error) {
+	if r.flaw == "no capacity" && !req.AdoptOnly {
+		return provisioning.CreateLeaseResult{}, provisioning.RetryAfter(provisioning.Definite(errors.New("no capacity")), time.Minute)
+	}
+	r.mu.Lock()
+	m := r.machines[r.token(req.Key)]
+	switch {
+	case m == nil && req.AdoptOnly && r.flaw == "adopt buys":
+	case m == nil && req.AdoptOnly && r.flaw == "adopt buys and keeps it to itself":
+		r.landing(req.Key).lives = true
+		r.mu.Unlock()
+		return provisioning.CreateLeaseResult{}, provisioning.ErrNothingToAdopt
+	case m == nil && req.AdoptOnly && r.flaw == "adopt answers a plain Definite":
+		r.mu.Unlock()
+		return provisioning.CreateLeaseResult{}, provisioning.Definite(errors.New("no machine"))
+	case m == nil && req.AdoptOnly && r.flaw == "adopt takes a neighbour":
+		for _, other := range r.machines {
+			if other.key.Node == req.Key.Node && other.lives {
+				r.mu.Unlock()
+				return provisioning.CreateLeaseResult{Lease: other.lease}, nil
+			}
+		}
+		fallthrough
+	case m == nil && req.AdoptOnly:
+		r.mu.Unlock()
+		return provisioning.CreateLeaseResult{}, provisioning.ErrNothingToAdopt
+	case m != nil && req.AdoptOnly && r.flaw == "adopt looks at the list only" && !m.lives,
+		m != nil && req.AdoptOnly && r.flaw == "adopt finds nothing" && m.lives:
+		r.mu.Unlock()
+		return provisioning.CreateLeaseResult{}, provisioning.ErrNothingToAdopt
+	case m != nil && m.spent && r.flaw == "a spent key buys again" && !req.AdoptOnly:
+		m.also++
+		r.mu.Unlock()
+		return provisioning.CreateLeaseResult{}, provisioning.LeaseLost(errors.New("token spent"))
+	case m != nil && m.spent && r.flaw == "a spent key is adopted anew" && req.AdoptOnly:
+		m = r.landing(req.Key)
+		m.lives = true
+	case m != nil && m.spent && r.flaw == "a dead machine is named":
+		r.mu.Unlock()
+		return provisioning.CreateLeaseResult{}, provisioning.LeaseLostWith(m.lease, errors.New("found dead"))
+	case m != nil && m.spent:
+		r.mu.Unlock()
+		return provisioning.CreateLeaseResult{}, provisioning.LeaseLost(errors.New("token spent"))
+	case m != nil && r.flaw == "a second create buys under the same lease" && !req.AdoptOnly && m.lives:
+		m.also++
+	case m != nil && r.flaw == "every create buys" && !req.AdoptOnly:
+		m = nil
+	case m != nil && r.flaw == "the zone follows the hour" && req.Now.Sub(req.LastCreateAt) > 30*time.Minute:
+		m = nil
+	case m != nil && r.flaw == "the token goes with the hour" && req.Now.Sub(req.LastCreateAt) > 30*time.Minute:
+		r.mu.Unlock()
+		return provisioning.CreateLeaseResult{}, provisioning.Definite(errors.New("token used with other parameters"))
+	case m != nil && r.flaw == "a lost create is sent under another token" && !m.lives:
+		also := m
+		r.after(30*refLanding, func() { r.mu.Lock(); also.also++; r.mu.Unlock() })
+	}
+	if m == nil {
+		m = r.landing(req.Key)
+	}
+	r.latest = m.lease
+	r.mu.Unlock()
+
+	switch r.flaw {
+	case "create hangs":
+		if ctx.Err() != nil {
+			<-r.freed
+		}
+	case "create panics":
+		panic("nil map")
+	case "create leaves its goroutine":
+		runtime.Goexit()
+	}
+	select {
+	case <-m.landed:
+	case <-ctx.Done():
+		if r.flaw == "a cut create is Definite" {
+			return provisioning.CreateLeaseResult{}, provisioning.Definite(ctx.Err())
+		}
+		if r.flaw == "a cut create is Definite and there" {
+			r.mu.Lock()
+			m.lives = true
+			r.mu.Unlock()
+			return provisioning.CreateLeaseResult{}, provisioning.Definite(ctx.Err())
+		}
+		return provisioning.CreateLeaseResult{}, ctx.Err()
+	}
+	switch r.flaw {
+	case "calls share a variable":
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return provisioning.CreateLeaseResult{Lease: r.latest}, nil
+	case "no lease":
+		return provisioning.CreateLeaseResult{}, nil
+	case "the lease holds a secret":
+		return provisioning.CreateLeaseResult{Lease: m.lease + provisioning.ProviderLeaseID(req.Spec.Boot.Env["PROVISIONING_CHECK_SECRET"])}, nil
+	}
+	return provisioning.CreateLeaseResult{Lease: m.lease}, nil
+}
+
+func (r *reference) find(key provisioning.ExternalKey) *refMachine {
+	if m := r.machines[r.token(key)]; m != nil && m.lives {
+		return m
+	}
+	return nil
+}
+
+func (r *reference) LookupEndpoint(ctx context.Context, req provisioning.LookupEndpointRequest) (provisioning.LookupEndpointResult, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch m := r.find(req.Key); {
+	case m == nil:
+		return provisioning.LookupEndpointResult{}, errors.New("no such machine")
+	case !m.booted || r.flaw == "never answers":
+		return provisioning.LookupEndpointResult{}, nil
+	}
+	return provisioning.LookupEndpointResult{Endpoint: &provisioning.SSHEndpoint{Host: "localhost", Port: 22}}, nil
+}
+
+func (r *reference) StartBootstrap(ctx context.Context, req provisioning.StartBootstrapRequest) (provisioning.StartBootstrapResult, error) {
+	if r.flaw == "start hangs" && ctx.Err() != nil {
+		<-r.freed
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := r.find(req.Key)
+	if m == nil || !m.booted {
+		return provisioning.StartBootstrapResult{}, errors.New("no such machine")
+	}
+	if m.session != "" && !m.ended && r.flaw != "every start begins anew" && r.flaw != "a second start is an error" {
+		return provisioning.StartBootstrapResult{Session: m.session}, nil
+	}
+	if m.session != "" && r.flaw == "a second start is an error" {
+		return provisioning.StartBootstrapResult{}, errors.New("it runs")
+	}
+	m.started++
+	m.session = provisioning.BootstrapSessionID(fmt.Sprintf("session-%s-%d", r.token(req.Key), m.started))
+	if r.flaw == "the session holds a secret" {
+		m.session += provisioning.BootstrapSessionID(req.Spec.SwarmJoin.JoinTokenRef)
+	}
+	session, sink := m.session, req.Sink
+	if r.flaw == "close before join" {
+		r.after(refJoin/2, func() { sink.Closed(session) })
+	}
+	r.after(refJoin, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		switch {
+		case r.flaw == "joins are seen elsewhere":
+		case r.flaw == "a destroyed node joins":
+			sink.Joined(session, "agent")
+		case !m.lives || m.ended || m.session != session:
+		case r.flaw == "the join names another session":
+			sink.Joined(session+"-x", "agent")
+		default:
+			sink.Joined(session, "agent")
+		}
+	})
+	if r.flaw == "no session" {
+		return provisioning.StartBootstrapResult{}, nil
+	}
+	return provisioning.StartBootstrapResult{Session: session}, nil
+}
+
+func (r *reference) BootstrapConvergenceObserved(ctx context.Context, req provisioning.BootstrapConvergenceObservedRequest) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := r.find(req.Key)
+	if m == nil {
+		return errors.New("no such machine")
+	}
+	if m.ended && r.flaw == "convergence is news only once" {
+		return errors.New("no such session")
+	}
+	m.ended = true
+	return nil
+}
+
+func (r *reference) CancelBootstrap(ctx context.Context, req provisioning.CancelBootstrapRequest) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := r.find(req.Key)
+	if m == nil || m.session != req.Session {
+		if r.flaw == "an unknown session is an error" {
+			return errors.New("no such session")
+		}
+		return nil
+	}
+	m.ended = true
+	return nil
+}
+
+func (r *reference) DestroyLease(ctx context.Context, req provisioning.DestroyLeaseRequest) error {
+	if r.flaw == "destroy panics" {
+		panic("index out of range")
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := r.machines[r.token(req.Key)]
+	if m == nil || !m.lives {
+		if m != nil && m.told && r.flaw == "destroy of what is gone is an error" {
+			return errors.New("no such machine")
+		}
+		if m != nil {
+			m.told = true
+		}
+		return nil
+	}
+	if r.flaw == "destroy takes the neighbours along" {
+		for _, other := range r.machines {
+			if other.key.Run == req.Key.Run && strings.HasPrefix(string(other.key.Node), string(req.Key.Node)) {
+				other.lives, other.spent = false, true
+			}
+		}
+		return nil
+	}
+	if r.flaw == "destroy never ends" {
+		return errors.New("still going")
+	}
+	if !m.going {
+		m.going, m.ended = true, true
+		r.after(refGoing, func() {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			m.lives, m.going, m.spent = false, false, true
+		})
+	}
+	if r.flaw == "accepted is gone" {
+		return nil
+	}
+	return errors.New("still going")
+}
+
+// slowDestroy waits for the end of the machine instead of answering errors.
+type slowDestroy struct{ *reference }
+
+func (s slowDestroy) DestroyLease(ctx context.Context, req provisioning.DestroyLeaseRequest) error {
+	for {
+		if err := s.reference.DestroyLease(ctx, req); err == nil {
+			return nil
+		}
+		tick := make(chan struct{})
+		s.after(time.Second, func() { close(tick) })
+		select {
+		case <-tick:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (r *reference) live(key provisioning.ExternalKey) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := r.machines[r.token(key)]
+	if m == nil {
+		return 0, nil
+	}
+	if m.lives {
+		return 1 + m.also, nil
+	}
+	return m.also, nil
+}
+
+// virtual is a clock that stands still unless it is advanced.
+type virtual struct {
+	mu     sync.Mutex
+	now    time.Duration
+	timers []timer
+}
+
+type timer struct {
+	at time.Duration
+	do func()
+}
+
+func (v *virtual) after(d time.Duration, do func()) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.timers = append(v.timers, timer{v.now + d, do})
+	slices.SortStableFunc(v.timers, func(a, b timer) int { return int(a.at - b.at) })
+}
+
+func (v *virtual) advance(d time.Duration) {
+	v.mu.Lock()
+	end := v.now + d
+	for len(v.timers) > 0 && v.timers[0].at <= end {
+		next := v.timers[0]
+		v.timers = v.timers[1:]
+		v.now = next.at
+		v.mu.Unlock()
+		next.do()
+		v.mu.Lock()
+	}
+	v.now = end
+	v.mu.Unlock()
+}
+
+// report checks a reference with a flaw. It must be called in a bubble, where
+// the kit's real time costs nothing.
+func report(flaw string, change func(*Subject, *reference)) Report {
+	return CheckReport(func() Subject {
+		clock := new(virtual)
+		r := &reference{flaw: flaw, after: clock.after, freed: make(chan struct{}), machines: make(map[string]*refMachine)}
+		s := Subject{
+			Backend: r,
+			Group:   provisioning.NodeGroupSpec{SwarmJoin: provisioning.SwarmJoinTemplate{JoinTokenRef: "vault:swarm/join-token"}},
+			Live:    r.live,
+			Advance: clock.advance,
+			Close:   func() { close(r.freed) },
+		}
+		if change != nil {
+			change(&s, r)
+		}
+		return s
+	})
+}
+
+func rules(err error) []string {
+	var broken *CheckError
+	if !errors.As(err, &broken) {
+		return nil
+	}
+	var names []string
+	for _, f := range broken.Failures {
+		names = append(names, f.Rule)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+func TestCheckPassesReference(t *testing.T) {
+	variants := map[string]func(*Subject, *reference){
+		"as it is":                 nil,
+		"destroy waits":            func(s *Subject, r *reference) { s.Backend = slowDestroy{r} },
+		"in real time":             func(s *Subject, r *reference) { s.Advance = nil; r.after = realTime },
+		"in real time, slowly":     func(s *Subject, r *reference) { s.Advance = nil; r.after = realTime; s.Backend = slowDestroy{r} },
+		"nobody counts":            func(s *Subject, r *reference) { s.Live = nil },
+		"a dead machine is named":  func(s *Subject, r *reference) { r.flaw = "a dead machine is named" },
+		"joins are seen elsewhere": func(s *Subject, r *reference) { r.flaw = "joins are seen elsewhere" },
+	}
+	notRun := map[string][]string{
+		"in real time":             {"retry-later", "late-create-then-adopt", "late-create-then-destroy"},
+		"in real time, slowly":     {"retry-later", "late-create-then-adopt", "late-create-then-destroy"},
+		"nobody counts":            {"late-create-then-adopt", "late-create-then-destroy", "adopt-after-destroy", "destroy-means-gone", "create-after-destroy"},
+		"joins are seen elsewhere": {"join-before-close"},
+	}
+	for name, change := range variants {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				got := report("", change)
+				require.NoError(t, got.Err(), "%v", got)
+				var skipped []string
+				for _, c := range got.Cases {
+					require.Empty(t, c.Left, c.Case)
+					if c.NotRun != "" {
+						skipped = append(skipped, c.Case)
+					}
+				}
+				require.Equal(t, notRun[name], skipped)
+			})
+		})
+	}
+}
+
+func realTime(d time.Duration, do func()) { time.AfterFunc(d, do) }
+
+// fakeReport checks a fake whose script is the same for every attempt of every
+// case. It must be called in a bubble.
+func fakeReport(class Class, script func(*Backend, provisioning.LogicalNodeID)) Report {
+	return CheckReport(func() Subject {
+		b := New(Config{Class: class, Lag: 30 * time.Second, Settle: time.Minute, JoinAfter: 5 * time.Second})
+		for _, c := range checkCases {
+			for i := range 5 {
+				script(b, provisioning.NewLogicalNodeID(provisioning.NodeGroupID(c.name), i))
+			}
+		}
+		return Subject{
+			Backend: b,
+			Live:    func(key provisioning.ExternalKey) (int, error) { return b.LiveKey(key), nil },
+			Advance: func(d time.Duration) { b.AdvanceTo(b.Now().Add(d)) },
+			Close:   b.Close,
+		}
+	})
+}
+
+// The fake keeps the contract, also where the provider that it plays loses
+// answers, is busy, or makes machines behind the backs of cut creates.
+func TestCheckPassesFake(t *testing.T) {
+	faults := map[string]func(*Backend, provisioning.LogicalNodeID){
+		"none": func(*Backend, provisioning.LogicalNodeID) {},
+		"lost answers": func(b *Backend, node provisioning.LogicalNodeID) {
+			b.Script(node, create, DoneAmbiguous())
+			b.Script(node, start, DoneAmbiguous())
+			b.Script(node, destroy, DoneAmbiguous())
+		},
+		"late creates": func(b *Backend, node provisioning.LogicalNodeID) {
+			b.Script(node, create, Late(20*time.Second))
+		},
+		"a busy provider": func(b *Backend, node provisioning.LogicalNodeID) {
+			if node != "adopt-of-nothing-0" { // there the kit wants the very word
+				b.Script(node, create, RetryAfter(5*time.Minute))
+			}
+			b.Script(node, cancel, Ambiguous())
+			b.Script(node, destroy, RetryAfter(5*time.Minute))
+		},
+	}
+	for _, class := range []Class{Token, Name, Label} {
+		for fault, script := range faults {
+			t.Run(class.String()+", "+fault, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					got := fakeReport(class, script)
+					require.NoError(t, got.Err(), "%v", got)
+					for _, c := range got.Cases {
+						require.Empty(t, c.NotRun, c.Case)
+						require.Empty(t, c.Left, c.Case)
+					}
+				})
+			})
+		}
+	}
+}
+
+// What the fake plays when it is told to break the contract, the kit finds.
+func TestCheckFindsFaultsOfFake(t *testing.T) {
+	for fault, c := range map[string]struct {
+		rule   string
+		script func(*Backend, provisioning.LogicalNodeID)
+	}{
+		"slow creates look at no context": {"B7", func(b *Backend, node provisioning.LogicalNodeID) {
+			b.Script(node, create, Slow(15*time.Second))
+		}},
+		"a panic": {Contract, func(b *Backend, node provisioning.LogicalNodeID) {
+			b.Script(node, destroy, DonePanic())
+		}},
+	} {
+		t.Run(fault, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				got := fakeReport(Token, c.script)
+				require.Equal(t, []string{c.rule}, rules(got.Err()), "%v", got)
+			})
+		})
+	}
+}
+
+// expectBroken checks references with flaws: the kit must name the rule, and
+// beside it just what the list of the flaw says.
+func expectBroken(t *testing.T, rule string, flaws map[string][]string) {
+	for flaw, also := range flaws {
+		t.Run(flaw, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				got := report(flaw, nil)
+				require.ElementsMatch(t, append(also, rule), rules(got.Err()), "%v", got)
+			})
+		})
+	}
+}
+
+func TestBackend_B1Broken(t *testing.T) {
+	expectBroken(t, "B1", map[string][]string{
+		"every start begins anew":                   nil,
+		"a second start is an error":                nil,
+		"a second create buys under the same lease": {"B2"}, // also where it comes later
+		"every create buys":                         {"B2"}, // also where a retry comes later
+	})
+}
+
+func TestBackend_B2Broken(t *testing.T) {
+	expectBroken(t, "B2", map[string][]string{
+		"the zone follows the hour":    nil,
+		"the token goes with the hour": nil,
+	})
+}
+
+func TestBackend_B3Broken(t *testing.T) {
+	expectBroken(t, "B3", map[string][]string{
+		"adopt looks at the list only":              nil,
+		"a cut create is Definite":                  nil,
+		"a lost create is sent under another token": nil,
+	})
+}
+
+func TestBackend_B4Broken(t *testing.T) {
+	expectBroken(t, "B4", map[string][]string{
+		"adopt buys":                        nil,
+		"adopt buys and keeps it to itself": nil,
+		"adopt answers a plain Definite":    nil,
+		"adopt finds nothing":               nil,
+		"a spent key is adopted anew":       nil,
+	})
+}
+
+func TestBackend_B5Broken(t *testing.T) {
+	expectBroken(t, "B5", map[string][]string{
+		"an unknown session is an error":      nil,
+		"destroy of what is gone is an error": nil,
+	})
+}
+
+func TestBackend_B6Broken(t *testing.T) {
+	expectBroken(t, "B6", map[string][]string{
+		"accepted is gone":       nil,
+		"destroy never ends":     nil,
+		"a destroyed node joins": nil,
+	})
+}
+
+func TestBackend_B7Broken(t *testing.T) {
+	expectBroken(t, "B7", map[string][]string{
+		"create hangs":                       nil,
+		"start hangs":                        nil,
+		"a cut create is Definite and there": {"B3"},
+	})
+}
+
+func TestBackend_B8Broken(t *testing.T) {
+	expectBroken(t, "B8", map[string][]string{
+		"a key without its attempt":          nil,
+		"a key without its run":              nil,
+		"a key that runs together":           nil,
+		"a key that takes w-10 for w-1":      nil,
+		"adopt takes a neighbour":            nil,
+		"calls share a variable":             nil,
+		"destroy takes the neighbours along": nil,
+	})
+}
+
+func TestBackend_B9Broken(t *testing.T) {
+	expectBroken(t, "B9", map[string][]string{
+		"the lease holds a secret":   nil,
+		"the session holds a secret": nil,
+	})
+}
+
+func TestBackend_B10Broken(t *testing.T) {
+	expectBroken(t, "B10", map[string][]string{
+		"close before join":              nil,
+		"the join names another session": nil,
+	})
+}
+
+func TestBackend_B11Broken(t *testing.T) {
+	expectBroken(t, "B11", map[string][]string{
+		"a spent key buys again": nil,
+	})
+}
+
+func TestBackend_ContractBroken(t *testing.T) {
+	expectBroken(t, Contract, map[string][]string{
+		"no lease":                      nil,
+		"no session":                    nil,
+		"no capacity":                   nil,
+		"never answers":                 nil,
+		"create panics":                 nil,
+		"create leaves its goroutine":   nil,
+		"destroy panics":                nil,
+		"convergence is news only once": nil,
+	})
+}
+
+func TestCheckSubject(t *testing.T) {
+	boom := errors.New("boom")
+	for name, change := range map[string]func(*Subject, *reference){
+		"no backend":     func(s *Subject, r *reference) { s.Backend = nil },
+		"no valid group": func(s *Subject, r *reference) { s.Group.Shape.DiskGB = -1 },
+		"live fails": func(s *Subject, r *reference) {
+			s.Live = func(provisioning.ExternalKey) (int, error) { return 0, boom }
+		},
+		"live panics":      func(s *Subject, r *reference) { s.Live = func(provisioning.ExternalKey) (int, error) { panic(boom) } },
+		"advance panics":   func(s *Subject, r *reference) { s.Advance = func(time.Duration) { panic(boom) } },
+		"patience too low": func(s *Subject, r *reference) { s.Patience = time.Millisecond },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				got := report("", change)
+				require.Contains(t, rules(got.Err()), Contract, "%v", got)
+			})
+		})
+	}
+}
+
+// What could not be given back is listed: somebody pays for it.
+func TestCheckTellsWhatIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		got := report("destroy never ends", nil)
+		require.Len(t, got.Cases[0].Left, 1)
+		require.Equal(t, provisioning.LogicalNodeID("walk-0"), got.Cases[0].Left[0].Node)
+		require.Contains(t, got.String(), "may be left behind: walk-0 of run check-")
+	})
+}
+
+func TestCheckErrorTellsAFaultOnce(t *testing.T) {
+	err := Report{Cases: []CaseResult{
+		{Rule: "B5", Case: "destroy-twice", Failures: []Failure{{Rule: "B6", Case: "destroy-twice", Problem: "it lives", Lesson: "see it go"}}},
+		{Rule: "B6", Case: "destroy-means-gone", Failures: []Failure{{Rule: "B6", Case: "destroy-means-gone", Problem: "it lives", Lesson: "see it go"}}},
+		{Rule: "B9", Case: "no-secrets"},
+	}}.Err()
+	require.EqualError(t, err, "fakebackend: the backend breaks its contract\n"+
+		"  B6 (destroy-twice, destroy-means-gone): it lives\n      see it go")
+}
