@@ -971,12 +971,13 @@ type driverClock struct {
 // read returns what now is in this clock, or ErrClockExhausted if now plus room
 // is more than it can express.
 func (c *driverClock) read(now time.Time, room time.Duration) (instant, error) {
-	tick, ok := c.tick, true
-	if c.tick == 0 {
-		tick, ok = instantOf(now)
-	} else if step := now.Sub(c.last); step > 0 { // on the monotonic reading, if both have one
-		ok = instant(step) < maxInstant-c.tick
-		tick += instant(step)
+	tick, ok := instantOf(now) // also later: a step back to year 1 and home again is more than a Duration
+	if ok && c.tick != 0 {
+		tick = c.tick
+		if step := now.Sub(c.last); step > 0 { // on the monotonic reading, if both have one
+			ok = instant(step) < maxInstant-c.tick
+			tick += instant(step)
+		}
 	}
 	if !ok || instant(room) >= maxInstant-tick {
 		return 0, fmt.Errorf("%w: at %v with a longest wait of %v", ErrClockExhausted, now, room)

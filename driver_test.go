@@ -3,6 +3,7 @@ package provisioning
 import (
 	"encoding/json"
 	"fmt"
+	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -86,4 +87,52 @@ func dtJSON(t require.TestingT, s *ClusterState) string {
 	text, err := json.Marshal(s)
 	require.NoError(t, err)
 	return string(text)
+}
+
+func dtDriver(t require.TestingT, config Config, groups ...NodeGroupSpec) *ClusterDriver {
+	d, err := NewClusterDriver(dtShape(1, groups...), config)
+	require.NoError(t, err)
+	return d
+}
+
+func dtDrive(t require.TestingT, d *ClusterDriver, now time.Time, x EffectExecutor) int {
+	passes, err := d.DriveUntilBlocked(now, x)
+	require.NoError(t, err)
+	return passes
+}
+
+// TestClockRefusesWhatItCannotExpress: a moment outside the clock's range is an
+// error that changes nothing, on the first now and on every later one.
+func TestClockRefusesWhatItCannotExpress(t *testing.T) {
+	beyond := []time.Time{
+		{},
+		time.Date(1899, 12, 31, 23, 59, 59, 999999999, time.UTC),
+		time.Date(1900, 1, 1, 0, 0, 0, 0, time.UTC),   // would read as unset
+		time.Date(2191, 12, 31, 0, 0, 0, 0, time.UTC), // now is fine, the longest wait from it is not
+		time.Date(2192, 6, 1, 0, 0, 0, 0, time.UTC),
+		time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC),
+	}
+	config := Config{Retry: RetryPolicy{MaxRetryAfter: 2 * 366 * 24 * time.Hour}}
+	for _, now := range beyond {
+		for _, running := range []bool{false, true} {
+			d, x := dtDriver(t, config, dtGroup("w", 2, "v1")), &dtExecutor{}
+			if running {
+				dtDrive(t, d, dtStart, x)
+				d.Deliver(dtCompleted(x.submitted[0], dtSuccess(x.submitted[0])))
+			}
+			state, requeue, submitted := dtJSON(t, d.Snapshot()), d.requeueAt, len(x.submitted)
+			require.True(t, d.TriggerIfDue(now), "the pass that follows says what is wrong")
+			passes, err := d.DriveUntilBlocked(now, x)
+			require.ErrorIs(t, err, ErrClockExhausted, "at %v, running: %v", now, running)
+			require.Zero(t, passes)
+			require.Equal(t, state, dtJSON(t, d.Snapshot()))
+			require.Equal(t, requeue, d.requeueAt)
+			require.Len(t, x.submitted, submitted)
+
+			// What it was told meanwhile is not lost, nor is the clock spoilt.
+			dtDrive(t, d, dtStart.Add(time.Second), x)
+			require.Greater(t, len(x.submitted), submitted)
+			require.Equal(t, dtStart.Add(time.Second), d.Clock(dtStart.Add(time.Second)))
+		}
+	}
 }
