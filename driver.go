@@ -494,7 +494,8 @@ func (d *ClusterDriver) begin(now time.Time, executor EffectExecutor) (at instan
 // goroutine: the state is whole at every moment, an operation that was recorded
 // and not submitted ends at its deadline, and another pass picks up the rest.
 func (d *ClusterDriver) end(whole bool) {
-	d.spare, d.spareHot, d.steps = cleared(d.spare), cleared(d.spareHot), cleared(d.steps)
+	d.spare, d.spareHot = cleared(d.spare), cleared(d.spareHot)
+	d.steps, d.effects = cleared(d.steps), cleared(d.effects)
 	d.in.Lock()
 	defer d.in.Unlock()
 	d.running = false

@@ -136,3 +136,28 @@ func TestClockRefusesWhatItCannotExpress(t *testing.T) {
 		}
 	}
 }
+
+// TestPassKeepsNoLargeLists: what a large pass needed is not kept for the small
+// ones after it.
+func TestPassKeepsNoLargeLists(t *testing.T) {
+	d, x := dtDriver(t, Config{}, dtGroup("w", 3*maxSpare, "v1")), &dtExecutor{}
+	dtDrive(t, d, dtStart, x)
+	require.Len(t, x.submitted, 3*maxSpare)
+	for _, e := range x.submitted {
+		d.Deliver(dtCompleted(e, dtSuccess(e)))
+	}
+	dtDrive(t, d, dtStart, x)
+	require.Len(t, x.submitted, 6*maxSpare)
+	d.Trigger()
+	dtDrive(t, d, dtStart, x)
+	require.LessOrEqual(t, cap(d.hot), maxSpare)
+	require.LessOrEqual(t, cap(d.spareHot), maxSpare)
+	require.LessOrEqual(t, cap(d.spare), maxSpare)
+	require.LessOrEqual(t, cap(d.inbox), maxSpare)
+	require.LessOrEqual(t, cap(d.steps), maxSpare)
+	require.LessOrEqual(t, cap(d.effects), maxSpare)
+	require.Empty(t, d.missing)
+	for _, e := range d.effects[:cap(d.effects)] {
+		require.Nil(t, e.node, "a list that is kept keeps nothing alive")
+	}
+}
