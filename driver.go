@@ -687,6 +687,9 @@ func (d *ClusterDriver) decideHot(at instant) []step {
 	for _, n := range hot {
 		n.hot = false
 	}
+	missing = slices.DeleteFunc(missing, func(s slot) bool { // no longer missing, or no longer missed
+		return s.group.at(s.index) != nil || s.group.wish.want.wants(s.index) == nil
+	})
 	slices.SortFunc(missing, func(a, b slot) int {
 		return cmp.Or(cmp.Compare(a.group.rank, b.group.rank), cmp.Compare(a.index, b.index))
 	})
@@ -700,9 +703,6 @@ func (d *ClusterDriver) decideHot(at instant) []step {
 			s.node, s.slot, s.attempt, hot = hot[0], hot[0].slot(), hot[0].attempt, hot[1:]
 		} else {
 			s.slot, missing = missing[0], missing[1:]
-			if s.group.at(s.index) != nil || s.group.wish.want.wants(s.index) == nil {
-				continue // no longer missing, or no longer missed
-			}
 		}
 		s.decision = decide(s.node, s.group.wish.want.wants(s.index), at)
 		if s.action == Insert || s.action == Restart {

@@ -161,3 +161,34 @@ func TestPassKeepsNoLargeLists(t *testing.T) {
 		require.Nil(t, e.node, "a list that is kept keeps nothing alive")
 	}
 }
+
+// TestMissingSlotIsInsertedOnce. A slot inserted twice is a machine that nobody
+// remembers. The story:
+//
+//  1. the executor panics while a pass asks it to expire something, so that the
+//     slots which that pass found missing are still looked for in the next;
+//  2. that one panics too, after another drift has found them missing again;
+//  3. then a group that never had a node leaves the wish.
+func TestMissingSlotIsInsertedOnce(t *testing.T) {
+	d, x := dtDriver(t, Config{}, dtGroup("w", 1, "v1")), &dtExecutor{}
+	dtDrive(t, d, dtStart, x)
+	due := dtStart.Add(DefaultOperationTimeout)
+	x.expire = func(OperationID) Completion { panic("out of order") }
+	for generation, image := range []string{2: "v2", 3: "v3"} {
+		if image != "" {
+			require.NoError(t, d.UpdateDesired(dtShape(uint64(generation), dtGroup("a", 1, image), dtGroup("b", 1, image), dtGroup("w", 1, "v1"))))
+			require.Panics(t, func() { _, _ = d.DriveNext(due, x) })
+		}
+	}
+	x.expire = nil
+	require.NoError(t, d.UpdateDesired(dtShape(4, dtGroup("b", 1, "v3"), dtGroup("w", 1, "v1"))))
+	dtDrive(t, d, due, x)
+	dtCheckLaw(t, d)
+	require.EqualValues(t, 2, d.Stats().Attempts, "one of w-0 and one of b-0")
+	require.Equal(t, NodeAttemptID(3), d.Snapshot().NextAttemptID)
+	keys := map[LogicalNodeID]int{}
+	for _, e := range x.submitted {
+		keys[e.Key.Node]++
+	}
+	require.Equal(t, map[LogicalNodeID]int{"w-0": 1, "b-0": 1}, keys)
+}
