@@ -494,7 +494,8 @@ func (d *ClusterDriver) begin(now time.Time, executor EffectExecutor) (at instan
 // goroutine: the state is whole at every moment, an operation that was recorded
 // and not submitted ends at its deadline, and another pass picks up the rest.
 func (d *ClusterDriver) end(whole bool) {
-	d.spare, d.spareHot, d.steps = cleared(d.spare), cleared(d.spareHot), cleared(d.steps)
+	d.spare, d.spareHot = cleared(d.spare), cleared(d.spareHot)
+	d.steps, d.effects = cleared(d.steps), cleared(d.effects)
 	d.in.Lock()
 	defer d.in.Unlock()
 	d.running = false
@@ -686,6 +687,9 @@ func (d *ClusterDriver) decideHot(at instant) []step {
 	for _, n := range hot {
 		n.hot = false
 	}
+	missing = slices.DeleteFunc(missing, func(s slot) bool { // no longer missing, or no longer missed
+		return s.group.at(s.index) != nil || s.group.wish.want.wants(s.index) == nil
+	})
 	slices.SortFunc(missing, func(a, b slot) int {
 		return cmp.Or(cmp.Compare(a.group.rank, b.group.rank), cmp.Compare(a.index, b.index))
 	})
@@ -699,9 +703,6 @@ func (d *ClusterDriver) decideHot(at instant) []step {
 			s.node, s.slot, s.attempt, hot = hot[0], hot[0].slot(), hot[0].attempt, hot[1:]
 		} else {
 			s.slot, missing = missing[0], missing[1:]
-			if s.group.at(s.index) != nil || s.group.wish.want.wants(s.index) == nil {
-				continue // no longer missing, or no longer missed
-			}
 		}
 		s.decision = decide(s.node, s.group.wish.want.wants(s.index), at)
 		if s.action == Insert || s.action == Restart {
@@ -971,12 +972,13 @@ type driverClock struct {
 // read returns what now is in this clock, or ErrClockExhausted if now plus room
 // is more than it can express.
 func (c *driverClock) read(now time.Time, room time.Duration) (instant, error) {
-	tick, ok := c.tick, true
-	if c.tick == 0 {
-		tick, ok = instantOf(now)
-	} else if step := now.Sub(c.last); step > 0 { // on the monotonic reading, if both have one
-		ok = instant(step) < maxInstant-c.tick
-		tick += instant(step)
+	tick, ok := instantOf(now) // also later: a step back to year 1 and home again is more than a Duration
+	if ok && c.tick != 0 {
+		tick = c.tick
+		if step := now.Sub(c.last); step > 0 { // on the monotonic reading, if both have one
+			ok = instant(step) < maxInstant-c.tick
+			tick += instant(step)
+		}
 	}
 	if !ok || instant(room) >= maxInstant-tick {
 		return 0, fmt.Errorf("%w: at %v with a longest wait of %v", ErrClockExhausted, now, room)
