@@ -66,6 +66,7 @@ type ClusterDriver struct {
 	clock     driverClock
 	inbox     []Observation
 	accepted  *Desired // the latest wish
+	draining  bool     // and it is the last one
 	triggered bool     // a pass is queued, by somebody
 	dirty     bool     // a pass is queued, by the last pass itself
 	running   bool
@@ -217,38 +218,63 @@ func (d *ClusterDriver) policyOf(group NodeGroupID) *RetryPolicy {
 
 // UpdateDesired offers a new wish and queues a pass. It is refused, and nothing
 // changes, with [ErrRunChanged], [ErrGenerationRegressed], a [*ShapeError] or
-// [ErrGenerationReused], looked for in this order. The wish that is in force
-// already is welcome again. A pass that runs goes on with the wish it began
-// with.
+// [ErrGenerationReused], looked for in this order, and with [ErrDraining] after
+// [Host.Drain]. The wish that is in force already is welcome again. A pass that
+// runs goes on with the wish it began with.
 func (d *ClusterDriver) UpdateDesired(shape ClusterShape) error {
-	return d.offer(func(*Desired) ClusterShape { return shape })
-}
-
-func (d *ClusterDriver) offer(successor func(accepted *Desired) ClusterShape) error {
 	d.in.Lock()
-	shape := successor(d.accepted)
-	next, err := d.accepted.succeed(shape, d.maxNodes)
-	if err == nil {
-		d.accepted = next
-		d.triggered = true
+	err := ErrDraining
+	if !d.draining {
+		err = d.accept(shape)
 	}
-	at := d.clock.tick.time()
+	at := d.clock.tick
 	d.in.Unlock()
-	if d.events.hook != nil {
-		e := Event{Kind: EventUpdateAccepted, At: at, Generation: shape.Generation}
-		if err != nil {
-			e.Kind, e.Err = EventUpdateRefused, err
-		}
-		d.events.emit(e)
-	}
+	d.tellOffer(shape, err, at)
 	return err
 }
 
-// wishForNothing accepts an empty wish under the next generation.
-func (d *ClusterDriver) wishForNothing() error {
-	return d.offer(func(accepted *Desired) ClusterShape {
-		return ClusterShape{RunID: accepted.run, Generation: accepted.generation + 1}
-	})
+// drain accepts an empty wish, under the next generation, as the last one. A
+// second time it does nothing.
+func (d *ClusterDriver) drain() error {
+	d.in.Lock()
+	if d.draining {
+		d.in.Unlock()
+		return nil
+	}
+	nothing := ClusterShape{RunID: d.accepted.run, Generation: d.accepted.generation + 1}
+	err := d.accept(nothing)
+	d.draining = err == nil
+	at := d.clock.tick
+	d.in.Unlock()
+	d.tellOffer(nothing, err, at)
+	return err
+}
+
+func (d *ClusterDriver) isDraining() bool {
+	d.in.Lock()
+	defer d.in.Unlock()
+	return d.draining
+}
+
+// accept makes shape the latest wish, if it may be. The caller holds in.
+func (d *ClusterDriver) accept(shape ClusterShape) error {
+	next, err := d.accepted.succeed(shape, d.maxNodes)
+	if err != nil {
+		return err
+	}
+	d.accepted, d.triggered = next, true
+	return nil
+}
+
+func (d *ClusterDriver) tellOffer(shape ClusterShape, err error, at instant) {
+	if d.events.hook == nil {
+		return
+	}
+	e := Event{Kind: EventUpdateAccepted, At: at.time(), Generation: shape.Generation}
+	if err != nil {
+		e.Kind, e.Err = EventUpdateRefused, err
+	}
+	d.events.emit(e)
 }
 
 // Deliver takes an observation, which the next pass folds, and queues a pass.
@@ -391,20 +417,34 @@ const maxOwnPasses = 64
 
 // DriveUntilBlocked runs passes until none is queued and no deadline is due,
 // and returns how many it ran. Beside the errors of DriveNext there is
-// [ErrNotQuiescent].
+// [ErrNotQuiescent]. While observations never pause it does not end, and all of
+// it happens at one now; [Host] calls for one pass at a time.
 func (d *ClusterDriver) DriveUntilBlocked(now time.Time, executor EffectExecutor) (int, error) {
-	own := 0
+	var own ownPasses
 	for passes := 0; ; passes++ {
 		ran, ownDoing, err := d.drive(now, executor)
 		if err != nil || !ran {
 			return passes, err
 		}
-		if !ownDoing {
-			own = 0
-		} else if own++; own > maxOwnPasses {
-			return passes + 1, ErrNotQuiescent
+		if err := own.count(ownDoing); err != nil {
+			return passes + 1, err
 		}
 	}
+}
+
+// ownPasses counts the passes in a row that nothing but the driver's own
+// transitions asked for.
+type ownPasses int
+
+func (n *ownPasses) count(ownDoing bool) error {
+	if !ownDoing {
+		*n = 0
+		return nil
+	}
+	if *n++; *n > maxOwnPasses {
+		return ErrNotQuiescent
+	}
+	return nil
 }
 
 // drive runs one pass, in seven steps, all at one now. ownDoing says that only
@@ -521,7 +561,7 @@ func cleared[T any](list []T) []T {
 	return list[:0]
 }
 
-// foldOnly folds what was delivered and decides nothing, for a host that stops.
+// foldOnly folds what was delivered and takes no action, for a host that stops.
 func (d *ClusterDriver) foldOnly(now time.Time) error {
 	d.in.Lock()
 	if d.running {
@@ -542,6 +582,9 @@ func (d *ClusterDriver) foldOnly(now time.Time) error {
 	d.world.Lock()
 	for i := range d.spare {
 		d.foldDelivered(&d.spare[i], at)
+	}
+	for _, n := range d.hot { // no longer converged or ready, perhaps
+		d.settle(n, decide(n, n.group.wish.want.wants(int(n.index)), at), at)
 	}
 	d.world.Unlock()
 	d.flush()

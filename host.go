@@ -1,11 +1,13 @@
 package provisioning
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -45,7 +47,7 @@ type HostConfig struct {
 
 // Errors of the host.
 var (
-	// ErrHostRunning: Run was called while it runs.
+	// ErrHostRunning: Run was called while it, or a Drain, drives.
 	ErrHostRunning = errors.New("provisioning: the host is already running")
 	// ErrHostClosed: Close was called.
 	ErrHostClosed = errors.New("provisioning: the host is closed")
@@ -56,20 +58,23 @@ var (
 )
 
 // Host is the loop around a driver and an executor: clock, timer, wake-ups,
-// shutdown. All methods are safe for concurrent use.
+// shutdown. All methods are safe for concurrent use, and but for Run, Drain,
+// Close and WaitConverged, which wait for passes and calls, also from OnEvent
+// and from the backend.
 type Host struct {
 	driver   *ClusterDriver
 	executor *Executor
 	clock    Clock
 	tick     time.Duration
 	wake     chan struct{}
+	folding  chan struct{} // holds a value unless a Close folds
 
-	mu       sync.Mutex
-	stop     context.CancelFunc // of the loop that runs
-	stopped  chan struct{}      // closed when that loop has ended; nil: none runs
-	changed  chan struct{}      // closed and replaced after each round of passes
-	draining bool
-	closed   bool
+	// mu is never held while the driver, the executor or the user is called.
+	mu      sync.Mutex
+	stop    context.CancelCauseFunc // of the loop that runs
+	stopped chan struct{}           // closed when that loop has ended; nil: none runs
+	changed chan struct{}           // closed when waiters should look again; nil: none waits
+	closed  atomic.Bool             // written under mu
 }
 
 // NewHost returns a host that does nothing until Run. Errors are those of
@@ -89,40 +94,46 @@ func NewHost(config HostConfig) (*Host, error) {
 		return nil, err
 	}
 	h := &Host{driver: driver, clock: config.Clock, tick: config.Tick,
-		wake: make(chan struct{}, 1), changed: make(chan struct{})}
+		wake: make(chan struct{}, 1), folding: make(chan struct{}, 1)}
+	h.folding <- struct{}{}
 	setDefault(&h.tick, DefaultTick)
 	if h.clock == nil {
 		h.clock = systemClock{}
 	}
 	h.executor, err = NewExecutor(config.Backend, ExecutorConfig{Deliver: h.Deliver, Go: config.Go})
-	return h, err
+	if err != nil {
+		return nil, err
+	}
+	return h, nil
 }
 
 // Driver returns the driver, for its snapshots, Explain and Plan. The host
-// drives it.
+// drives it, and nobody else may. What is delivered or wished for past the
+// host is noticed at the next tick.
 func (h *Host) Driver() *ClusterDriver { return h.driver }
 
-// Deliver takes an observation and wakes the loop.
+// Deliver takes an observation and wakes the loop. A closed host takes only the
+// ends of operations: a stream may go on for long and nobody folds it.
 func (h *Host) Deliver(o Observation) {
+	if h.closed.Load() && o.Kind != OperationCompleted {
+		return
+	}
 	h.driver.Deliver(o)
 	h.rouse()
 }
 
 // UpdateDesired offers a new wish and wakes the loop. Beside the refusals of
-// [ClusterDriver.UpdateDesired] there are [ErrDraining] and [ErrHostClosed].
+// [ClusterDriver.UpdateDesired], of which [ErrDraining] is one, there is
+// [ErrHostClosed].
 func (h *Host) UpdateDesired(shape ClusterShape) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	switch {
-	case h.closed:
+	if h.closed.Load() {
 		return ErrHostClosed
-	case h.draining:
-		return ErrDraining
 	}
 	if err := h.driver.UpdateDesired(shape); err != nil {
 		return err
 	}
 	h.rouse()
+	h.tell() // who waits for an earlier generation waits in vain
 	return nil
 }
 
@@ -135,66 +146,100 @@ func (h *Host) rouse() {
 
 // Run drives until ctx is done or Close is called. It stops passes, not
 // machines and not calls: if slots still hold something it returns a
-// [*HeldError] that lists them, else nil. After ctx was done Run may be called
-// again; Close ends the calls. Any other error is one of
-// [ClusterDriver.DriveUntilBlocked], [ErrHostRunning] or [ErrHostClosed].
+// [*HeldError] that lists them and wraps why Run ended, the cause of ctx or
+// [ErrHostClosed]; else it returns nil. After ctx was done Run may be called
+// again; Close ends the calls.
+//
+// [ErrHostRunning] and [ErrHostClosed] say that it did not begin. An error of
+// [ClusterDriver.DriveUntilBlocked] ends it; a [*HeldError] wraps that too if
+// something is held.
 func (h *Host) Run(ctx context.Context) error {
-	return h.loop(ctx, func() bool { return false })
+	ctx, end, err := h.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	err = h.drive(ctx, func() bool { return false })
+	if err == nil && len(h.Held()) == 0 {
+		return nil
+	}
+	return h.withHeld(cmp.Or(err, context.Cause(ctx)))
 }
 
-// loop drives until ctx is done, Close is called or done holds.
-func (h *Host) loop(ctx context.Context, done func() bool) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	stopped := make(chan struct{})
+// begin claims the loop. Whoever gets it calls end when done. The context ends
+// with Close.
+func (h *Host) begin(ctx context.Context) (_ context.Context, end func(), err error) {
 	h.mu.Lock()
+	defer h.mu.Unlock()
 	switch {
-	case h.closed:
-		h.mu.Unlock()
-		return ErrHostClosed
+	case h.closed.Load():
+		return nil, nil, ErrHostClosed
 	case h.stopped != nil:
-		h.mu.Unlock()
-		return ErrHostRunning
+		return nil, nil, ErrHostRunning
 	}
+	ctx, stop := context.WithCancelCause(ctx)
+	stopped := make(chan struct{})
 	h.stop, h.stopped = stop, stopped
-	h.mu.Unlock()
-	defer func() {
+	return ctx, func() {
+		stop(nil)
 		h.mu.Lock()
 		h.stop, h.stopped = nil, nil
 		h.mu.Unlock()
 		close(stopped)
-	}()
+		h.tell()
+	}, nil
+}
 
+// drive runs passes and sleeps between them until ctx is done or done holds. An
+// error is the driver's.
+func (h *Host) drive(ctx context.Context, done func() bool) error {
+	var own ownPasses
 	for ctx.Err() == nil {
+		// One pass at a time, each at a now of its own. Under a stream of
+		// observations that never pauses there is always another pass to
+		// run; time must go on meanwhile, and ctx be heeded.
 		now := h.clock.Now()
-		if _, err := h.driver.DriveUntilBlocked(now, h.executor); err != nil {
+		ran, ownDoing, err := h.driver.drive(now, h.executor)
+		if err != nil {
 			return err
 		}
-		h.broadcast()
+		if err := own.count(ran && ownDoing); err != nil {
+			return err
+		}
+		h.tell()
 		if done() {
 			return nil
 		}
-		until := now.Add(h.tick)
-		if requeue, ok := h.driver.RequeueAt(); ok && requeue.Before(until) {
-			until = requeue
+		if !ran {
+			until := now.Add(h.tick)
+			if requeue, ok := h.driver.RequeueAt(); ok && requeue.Before(until) {
+				until = requeue
+			}
+			h.clock.Sleep(ctx, until, h.wake)
 		}
-		h.clock.Sleep(ctx, until, h.wake)
 	}
-	return heldError(h.Held(), context.Cause(ctx))
+	return nil
 }
 
-func (h *Host) broadcast() {
+// tell lets those who wait look again.
+func (h *Host) tell() {
 	h.mu.Lock()
-	close(h.changed)
-	h.changed = make(chan struct{})
-	h.mu.Unlock()
+	defer h.mu.Unlock()
+	if h.changed != nil {
+		close(h.changed)
+		h.changed = nil
+	}
 }
 
-// await returns nil once done holds, looking again after each round of passes.
+// await returns nil once done holds, looking again after each pass, after an
+// update and when a loop ends.
 func (h *Host) await(ctx context.Context, done func() (bool, error)) error {
 	for {
 		h.mu.Lock()
-		changed, closed := h.changed, h.closed
+		if h.changed == nil {
+			h.changed = make(chan struct{})
+		}
+		changed, closed := h.changed, h.closed.Load()
 		h.mu.Unlock()
 		if ok, err := done(); ok || err != nil {
 			return err
@@ -210,76 +255,103 @@ func (h *Host) await(ctx context.Context, done func() (bool, error)) error {
 	}
 }
 
-// WaitConverged waits until the wish of that generation is fulfilled. Once a
-// later one is wished for it returns [ErrSuperseded]; after Close it returns
-// [ErrHostClosed], and the cause of ctx when that is done.
+// runs reports whether a loop runs.
+func (h *Host) runs() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.stopped != nil
+}
+
+// WaitConverged waits until the wish of that generation is fulfilled. It
+// returns [ErrSuperseded] once a later one is wished for, [ErrHostClosed] if
+// the host is closed before the wish is fulfilled, and the cause of ctx when
+// that is done.
 func (h *Host) WaitConverged(ctx context.Context, generation uint64) error {
 	return h.await(ctx, func() (bool, error) {
-		if h.driver.Generation() > generation {
-			return false, fmt.Errorf("%w: %d, waited for %d", ErrSuperseded, h.driver.Generation(), generation)
+		if latest := h.driver.Generation(); latest > generation {
+			return false, fmt.Errorf("%w: %d, waited for %d", ErrSuperseded, latest, generation)
 		}
 		return h.driver.Converged(generation), nil
 	})
 }
 
 // Drain wishes for nothing under the next generation, refuses later wishes and
-// waits until every slot is gone. It drives by itself if Run does not.
+// returns nil once every slot is gone. It drives by itself while Run does not,
+// also if Run ends meanwhile. It may be called again, to wait on.
+//
+// If it ends before all is gone, for the cause of ctx, for [ErrHostClosed] or
+// for an error that would end Run, it returns that, in a [*HeldError] if
+// something is held. Under the largest generation, which has no next one, it
+// returns [ErrGenerationRegressed] and changes nothing.
 func (h *Host) Drain(ctx context.Context) error {
-	h.mu.Lock()
-	if h.closed {
-		h.mu.Unlock()
-		return ErrHostClosed
+	if h.closed.Load() {
+		return h.withHeld(ErrHostClosed)
 	}
-	if !h.draining {
-		if err := h.driver.wishForNothing(); err != nil {
-			h.mu.Unlock()
-			return err
-		}
-		h.draining = true
+	if err := h.driver.drain(); err != nil {
+		return err
 	}
-	h.mu.Unlock()
 	h.rouse()
+	h.tell()
 
 	gone := func() bool { return h.driver.Converged(h.driver.Generation()) }
 	for {
-		err := h.loop(ctx, gone)
-		if !errors.Is(err, ErrHostRunning) {
-			return err
+		driving, end, err := h.begin(ctx)
+		switch {
+		case err == nil:
+			if err = h.drive(driving, gone); err == nil && !gone() {
+				err = context.Cause(driving)
+			}
+			end()
+		case errors.Is(err, ErrHostRunning):
+			err = h.await(ctx, func() (bool, error) { return gone() || !h.runs(), nil })
+			if err == nil && !gone() {
+				continue // whoever drove has stopped
+			}
 		}
-		ended := false
-		err = h.await(ctx, func() (bool, error) {
-			h.mu.Lock()
-			ended = h.stopped == nil
-			h.mu.Unlock()
-			return ended || gone(), nil
-		})
-		if err != nil || !ended || gone() {
-			return err
+		if err != nil {
+			return h.withHeld(err)
 		}
+		return nil
 	}
 }
 
-// Close stops Run, cancels the calls that run and waits for them, takes what
-// they still answer on record, and returns what is held. When ctx is done first
-// it says so and returns what is held as far as it knows. After Close nothing
-// drives any more.
+// Close stops Run and Drain, cancels the calls that run and waits for them,
+// takes what they still answer on record, and returns what is held. If ctx is
+// done first the error wraps ctx.Err(), and the list is as good as what is
+// known by then; Close may be called again, to wait on. After the first call
+// nothing drives any more.
 func (h *Host) Close(ctx context.Context) ([]HeldSlot, error) {
 	h.mu.Lock()
-	h.closed = true
+	h.closed.Store(true)
 	stop, stopped := h.stop, h.stopped
 	h.mu.Unlock()
-	if stopped != nil {
-		stop()
-		select {
-		case <-stopped:
-		case <-ctx.Done():
-			return h.Held(), context.Cause(ctx)
-		}
+	if stop != nil {
+		stop(ErrHostClosed)
 	}
+	h.tell()
+	// The calls come first: a pass that makes them inline ends only with them.
 	err := h.executor.Close(ctx)
+	if stopped != nil && !came(ctx, stopped) || !came(ctx, h.folding) {
+		return h.Held(), cmp.Or(err, fmt.Errorf("provisioning: closed while a pass still runs: %w", ctx.Err()))
+	}
+	defer func() { h.folding <- struct{}{} }()
 	err = errors.Join(err, h.driver.foldOnly(h.clock.Now()))
-	h.broadcast()
 	return h.Held(), err
+}
+
+// came waits for a value, and reports whether it came before the end of ctx.
+func came(ctx context.Context, value <-chan struct{}) bool {
+	select {
+	case <-value:
+		return true
+	default:
+	}
+	select {
+	case <-value:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // HostStatus is a summary of the cluster.
@@ -303,9 +375,7 @@ func (h *Host) Status() HostStatus {
 	s.Converged = h.driver.Converged(s.Generation)
 	s.Ready, s.Desired = h.driver.Progress()
 	s.RequeueAt, _ = h.driver.RequeueAt()
-	h.mu.Lock()
-	s.Draining = h.draining
-	h.mu.Unlock()
+	s.Draining = h.driver.isDraining()
 	return s
 }
 
@@ -355,20 +425,27 @@ type HeldError struct {
 	Cause error // why the host stopped
 }
 
-func heldError(held []HeldSlot, cause error) error {
-	if len(held) == 0 {
-		return nil
+// withHeld returns cause, in a [*HeldError] if anything is held.
+func (h *Host) withHeld(cause error) error {
+	if held := h.Held(); len(held) > 0 {
+		return &HeldError{Held: held, Cause: cause}
 	}
-	return &HeldError{Held: held, Cause: cause}
+	return cause
 }
 
-// Error lists the slots.
+// maxListed bounds the text of a HeldError, which may hold a million slots.
+const maxListed = 16
+
+// Error lists the first slots.
 func (e *HeldError) Error() string {
-	lines := make([]string, len(e.Held))
-	for i, s := range e.Held {
-		lines[i] = s.String()
+	var lines []string
+	for _, s := range e.Held[:min(len(e.Held), maxListed)] {
+		lines = append(lines, s.String())
 	}
-	return fmt.Sprintf("provisioning: stopped (%v) while %d slots are held: %s", e.Cause, len(e.Held), strings.Join(lines, "; "))
+	if more := len(e.Held) - maxListed; more > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more", more))
+	}
+	return fmt.Sprintf("provisioning: stopped (%v) with %d held: %s", e.Cause, len(e.Held), strings.Join(lines, "; "))
 }
 
 // Unwrap returns why the host stopped.
