@@ -158,7 +158,7 @@ func decide(n *node, want *template, now instant) decision {
 	d := decision{rule: matched, operation: matched.operation}
 	switch {
 	case n == nil && conditions&absent == 0, matched.action == Fail:
-		d.rule, d.fault = &ladder[ruleUnmatched], ErrUnmatched
+		d = decision{rule: &ladder[ruleUnmatched], fault: ErrUnmatched}
 	case matched.action == Dispatch:
 		if d.operation == NoOperation {
 			d.operation = n.ambiguous
@@ -223,7 +223,7 @@ func DecideNode(observed *ManagedNode, desired *LogicalNodeSpec, now time.Time) 
 func Decide(observed *ClusterState, desired *Desired, now time.Time) Plan {
 	at := nearestInstant(now)
 	plan := Plan{ObservedGeneration: desired.generation}
-	attempts := allocator{next: observed.NextAttemptID}
+	attempts := allocator{next: max(observed.NextAttemptID, 1)} // the zero state has given out none, and 0 is none
 	var wake instant
 	for g, want := range matchGroups(observed, desired) {
 		for index := range max(len(g.nodes), want.count) {

@@ -540,11 +540,11 @@ const (
 // instantOf converts a time; false if an instant cannot express it.
 func instantOf(t time.Time) (instant, bool) {
 	seconds := t.Unix() - instantEpochUnix
-	if seconds < 0 || seconds >= math.MaxInt64/int64(time.Second) {
+	if seconds < 0 || seconds > math.MaxInt64/int64(time.Second) {
 		return 0, false
 	}
 	i := instant(seconds)*instant(time.Second) + instant(t.Nanosecond())
-	return i, i > 0
+	return i, i > 0 // it wraps in the last second
 }
 
 // nearestInstant converts a time and takes the nearest instant where there is

@@ -1,0 +1,6 @@
+package provisioning
+
+func ftPolicy() *RetryPolicy {
+	p := RetryPolicy{}.withDefaults()
+	return &p
+}
