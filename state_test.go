@@ -733,3 +733,11 @@ func TestStateNames(t *testing.T) {
 	require.Error(t, err)
 	require.Equal(t, "unknown(10)", fmt.Sprint(stages))
 }
+
+// group returns the group of that name, or nil.
+func (s *ClusterState) group(id NodeGroupID) *nodeGroup {
+	if i, found := s.findGroup(id); found {
+		return s.groups[i]
+	}
+	return nil
+}
