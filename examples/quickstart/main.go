@@ -1,0 +1,172 @@
+// Command quickstart plays the life of a small fleet: it converges, grows,
+// loses a machine, rolls a new image, shrinks and is drained, at a provider
+// that is slow and fails a lot. Time is virtual, so that minutes take seconds,
+// and a seed repeats a run exactly.
+package main
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/swactor/provisioning"
+)
+
+//go:embed fleet.json
+var fleet []byte
+
+// The range of -speed: a picture should neither take hours nor show hours.
+const minSpeed, maxSpeed = 0.01, 10_000.0
+
+const usage = `usage: quickstart [flags] [SHAPE.json [SECOND.json]]
+
+SHAPE.json is the fleet to begin with; without it the fleet.json of this
+example is used. With SECOND.json the fleet is changed into that one, instead
+of growing, rolling an image and shrinking.
+
+Exit status: 0 if everything the story claims was true, 1 if something was not,
+2 if it could not begin.
+
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	flags := flag.NewFlagSet("quickstart", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.Usage = func() {
+		fmt.Fprint(stderr, usage)
+		flags.PrintDefaults()
+	}
+	seed := flags.Uint64("seed", 1, "what goes wrong; a run with the same seed is the same run")
+	speed := flags.Float64("speed", 0, "virtual seconds in a second; 0 is 25 for the table and no waiting for lines")
+	plain := flags.Bool("plain", false, "print lines also on a terminal")
+	plan := flags.Bool("plan", false, "print what the first pass would do and why, and exit")
+	switch err := flags.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		return 0
+	case err != nil:
+		return 2
+	case flags.NArg() > 2:
+		fmt.Fprintf(stderr, "quickstart: at most two shape files, not %d\n", flags.NArg())
+		return 2
+	case *speed != 0 && !(*speed >= minSpeed && *speed <= maxSpeed):
+		fmt.Fprintf(stderr, "quickstart: -speed is %v, must be 0 or %v to %v\n", *speed, minSpeed, maxSpeed)
+		return 2
+	}
+	shapes, faults := readShapes(flags.Args())
+	if faults != nil {
+		for _, fault := range faults {
+			fmt.Fprintln(stderr, fault)
+		}
+		return 2
+	}
+
+	var shown view = &lines{out: stdout, pace: pace{speed: *speed}}
+	if !*plain && isTerminal(stdout) {
+		shown = newTable(stdout, *speed)
+	}
+	s, err := newStory(*seed, shapes, shown)
+	if err != nil {
+		fmt.Fprintln(stderr, err)
+		return 2
+	}
+	if *plan {
+		printPlan(stdout, s.host.Driver().Plan(s.provider.Now()))
+		return 0
+	}
+	untrue := s.tell(ctx)
+	s.printSummary(stdout)
+	if len(untrue) > 0 {
+		for _, what := range untrue {
+			fmt.Fprintln(stderr, "not true:", what)
+		}
+		return 1
+	}
+	fmt.Fprintln(stdout, "Every chapter ended as it should.")
+	return 0
+}
+
+func printPlan(out io.Writer, plan provisioning.Plan) {
+	fmt.Fprintf(out, "The first pass towards generation %d, %d steps:\n", plan.ObservedGeneration, len(plan.Actions))
+	for _, a := range plan.Actions {
+		fmt.Fprintf(out, "%-12s %-8v %v: %s\n", a.Node, a.Kind, a.Rule, a.Rule.Why)
+	}
+	for _, f := range plan.Faults {
+		fmt.Fprintf(out, "%-12s cannot go on: %v\n", f.Node, f.Err)
+	}
+}
+
+// readShapes reads one or two shape files, none means fleet.json, and lists
+// everything that is wrong with them.
+func readShapes(names []string) (shapes []provisioning.ClusterShape, faults []string) {
+	if len(names) == 0 {
+		names = []string{""}
+	}
+	var first *provisioning.ClusterDriver
+	for _, name := range names {
+		shape, err := readShape(name)
+		var driver *provisioning.ClusterDriver
+		if err == nil {
+			driver, err = provisioning.NewClusterDriver(shape, provisioning.Config{MaxNodes: maxSlots})
+		}
+		if err == nil && first != nil { // a lawful successor of the first?
+			err = first.UpdateDesired(shape)
+		}
+		var refused *provisioning.ShapeError
+		switch {
+		case errors.As(err, &refused):
+			for _, fault := range refused.Faults {
+				faults = append(faults, fmt.Sprintf("%s: %v", name, fault))
+			}
+		case err != nil:
+			faults = append(faults, fmt.Sprintf("%s: %v", name, err))
+		case first == nil:
+			first = driver
+		}
+		shapes = append(shapes, shape)
+	}
+	return shapes, faults
+}
+
+// readShape reads a shape, strictly: a field that nobody knows is a typing
+// error that would cost money.
+func readShape(name string) (provisioning.ClusterShape, error) {
+	var shape provisioning.ClusterShape
+	text := fleet
+	if name != "" {
+		var err error
+		if text, err = os.ReadFile(name); err != nil {
+			return shape, errors.Unwrap(err) // the caller names the file
+		}
+	}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	err := decoder.Decode(&shape)
+	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+		return shape, fmt.Errorf("line %d: %w", 1+bytes.Count(text[:syntax.Offset], []byte("\n")), err)
+	}
+	if errors.Is(err, io.EOF) {
+		return shape, errors.New("the file is empty")
+	}
+	if err != nil {
+		return shape, err
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return shape, errors.New("something follows the shape")
+	}
+	return shape, nil
+}

@@ -1,0 +1,325 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/swactor/provisioning"
+	"github.com/swactor/provisioning/fakebackend"
+)
+
+// play runs the program and returns its exit status and what it printed.
+func play(args ...string) (code int, stdout, stderr string) {
+	var out, err bytes.Buffer
+	code = run(context.Background(), args, &out, &err)
+	return code, out.String(), err.String()
+}
+
+func TestSeeds(t *testing.T) {
+	var all strings.Builder
+	for seed := range 50 {
+		code, stdout, stderr := play("-seed", fmt.Sprint(seed))
+		require.Zero(t, code, "seed %d: %s", seed, stderr)
+		require.Empty(t, stderr, "seed %d", seed)
+		require.Contains(t, stdout, " lost, 0 left\n", "seed %d", seed)
+		require.NotContains(t, stdout, "not played", "seed %d", seed)
+		require.True(t, strings.HasSuffix(stdout, "Every chapter ended as it should.\n"), "seed %d", seed)
+		all.WriteString(stdout)
+	}
+	// What the seeds bring is as bad as it is meant to be.
+	for _, trouble := range []string{
+		"CreateLease failed, Ambiguous: no answer before the deadline",
+		"CreateLease failed, Ambiguous: scripted loss of the answer",
+		"CreateLease failed, Ambiguous: the backend panicked",
+		"CreateLease failed, Definite: no capacity",
+		"CreateLease failed, Definite: scripted throttling; not again within 25s",
+		"CreateLease failed, LeaseLost: the machine of this key is dead",
+		"calls LookupEndpoint",
+		"LookupEndpoint failed, LeaseLost",
+		"the attempt failed: StartBootstrap: scripted definite failure",
+		"StartBootstrap failed, Ambiguous: the backend panicked",
+		"BootstrapConvergenceObserved failed, Ambiguous",
+		"CancelBootstrap failed, Definite",
+		"DestroyLease failed, Definite: scripted throttling; not again within 10s",
+		"(R7 cancel-bootstrap)",
+	} {
+		require.True(t, strings.Contains(all.String(), trouble), trouble)
+	}
+}
+
+func TestRunIsRepeatable(t *testing.T) {
+	_, first, _ := play("-seed", "7")
+	for range 3 {
+		_, again, _ := play("-seed", "7", "-plain")
+		require.Equal(t, first, again)
+	}
+	_, other, _ := play("-seed", "8")
+	require.NotEqual(t, first, other)
+
+	var pictures [2]bytes.Buffer
+	for i := range pictures {
+		s := newTestStory(t, 7, newQuickTable(&pictures[i]))
+		require.Empty(t, s.tell(context.Background()))
+	}
+	require.Equal(t, pictures[0].String(), pictures[1].String())
+}
+
+func TestTroublesAreOutcomes(t *testing.T) {
+	for _, trouble := range troubles {
+		for _, text := range trouble.outcomes {
+			outcomes, err := fakebackend.ParseOutcome(text)
+			require.NoError(t, err)
+			require.NoError(t, outcomes[0].Fits(trouble.kind))
+			require.NotContains(t, text, "hang", "nobody would release it")
+		}
+	}
+}
+
+func write(t *testing.T, text string) string {
+	name := filepath.Join(t.TempDir(), "shape.json")
+	require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
+	return name
+}
+
+// Every fault has its line, and nothing is begun.
+func TestBadInputIsRefused(t *testing.T) {
+	for _, test := range []struct {
+		why, text string
+		want      []string
+	}{
+		{"not JSON", "{\n\"runId\": \"r\",\n}", []string{"line 3: invalid character '}' looking for beginning of object key string"}},
+		{"cut off", `{"runId": "r"`, []string{"unexpected EOF"}},
+		{"empty", "", []string{"the file is empty"}},
+		{"blank", " \n", []string{"the file is empty"}},
+		{"nothing", "null", []string{"runId: must not be empty", "generation: must be at least 1"}},
+		{"a list", "[]", []string{"json: cannot unmarshal array into Go value of type provisioning.ClusterShape"}},
+		{"unknown field", `{"runId": "r", "generation": 1, "group": []}`, []string{`json: unknown field "group"`}},
+		{"unknown field of a group", `{"runId": "r", "generation": 1, "groups": [{"groupId": "w", "cuont": 3}]}`, []string{`json: unknown field "cuont"`}},
+		{"two shapes", `{"runId": "r", "generation": 1} {}`, []string{"something follows the shape"}},
+		{"a bracket too many", `{"runId": "r", "generation": 1}}`, []string{"something follows the shape"}},
+		{"too large", `{"runId": "r", "generation": 1, "groups": [{"groupId": "w", "count": 65}]}`, []string{"groups: hold more than 64 slots in all"}},
+		{"every fault", `{"runId": "a/b", "groups": [
+			{"groupId": "w", "count": -1, "shape": {"image": "i", "diskGB": -2}},
+			{"groupId": "w", "runId": "other"}]}`, []string{
+			"runId: must not hold '/'",
+			"generation: must be at least 1",
+			`group "w" (groups[0]) count: is -1, must not be negative`,
+			`group "w" (groups[0]) shape.diskGB: is -2, must not be negative`,
+			`group "w" (groups[1]) runId: belongs to run "other", the shape to run "a/b"`,
+			`group "w" (groups[1]) groupId: is also the name of groups[0]`,
+		}},
+	} {
+		name := write(t, test.text)
+		want := ""
+		for _, line := range test.want {
+			want += name + ": " + line + "\n"
+		}
+		for _, args := range [][]string{{name}, {"-plan", name}} {
+			code, stdout, stderr := play(args...)
+			require.Equal(t, 2, code, test.why)
+			require.Equal(t, want, stderr, test.why)
+			require.Empty(t, stdout, test.why)
+		}
+	}
+
+	name := filepath.Join(t.TempDir(), "absent.json")
+	code, _, stderr := play(name)
+	require.Equal(t, 2, code)
+	require.True(t, strings.HasPrefix(stderr, name+": ") && strings.Count(stderr, name) == 1, stderr)
+}
+
+func TestBadFlagsAreRefused(t *testing.T) {
+	for _, args := range [][]string{
+		{"-seed", "-1"}, {"-seed", "x"}, {"-nonsense"}, {"a", "b", "c"},
+		{"-speed", "-1"}, {"-speed", "NaN"}, {"-speed", "Inf"}, {"-speed", "1e-300"}, {"-speed", "1e300"},
+	} {
+		code, stdout, stderr := play(args...)
+		require.Equal(t, 2, code, args)
+		require.Empty(t, stdout, args)
+		require.NotEmpty(t, stderr, args)
+	}
+	code, _, stderr := play("-h")
+	require.Zero(t, code)
+	require.Contains(t, stderr, "SECOND.json")
+}
+
+const (
+	small   = `{"runId": "r", "generation": 3, "groups": [{"groupId": "a", "count": 2, "shape": {"image": "a:1"}}, {"groupId": "b", "count": 1, "shape": {"image": "b:1"}}]}`
+	changed = `{"runId": "r", "generation": 9, "groups": [{"groupId": "b", "count": 1, "shape": {"image": "b:2"}}, {"groupId": "c", "count": 3, "shape": {"image": "c:1"}}]}`
+)
+
+func TestSecondShape(t *testing.T) {
+	first, second := write(t, small), write(t, changed)
+	code, stdout, stderr := play(first, second)
+	require.Zero(t, code, stderr)
+	require.Contains(t, stdout, "== change: the second shape\n")
+	require.Regexp(t, `(?m)^change .* 4$`, stdout)
+	require.NotContains(t, stdout, "== roll")
+
+	for _, test := range []struct{ why, text, want string }{
+		{"another run", `{"runId": "other", "generation": 4}`, `provisioning: the run of a cluster cannot change: it is "r", the update says "other"`},
+		{"backwards", `{"runId": "r", "generation": 2}`, `provisioning: generation is lower than the accepted one: 2 after 3`},
+		{"silent change", `{"runId": "r", "generation": 3}`, `provisioning: changed content needs a higher generation: the content differs from the accepted one of generation 3`},
+		{"invalid", `{"runId": "r", "generation": 4, "groups": [{"groupId": "", "count": -1}]}`, "group \"\" (groups[0]) groupId: must not be empty\nNAME: group \"\" (groups[0]) count: is -1, must not be negative"},
+	} {
+		second := write(t, test.text)
+		code, stdout, stderr := play(first, second)
+		require.Equal(t, 2, code, test.why)
+		require.Equal(t, strings.ReplaceAll("NAME: "+test.want+"\n", "NAME", second), stderr, test.why)
+		require.Empty(t, stdout, test.why)
+	}
+	bad := write(t, `{}`)
+	code, _, stderr = play(bad, bad)
+	require.Equal(t, 2, code)
+	require.Equal(t, 4, strings.Count(stderr, bad), "the faults of both:\n%s", stderr)
+}
+
+// Small worlds have a story too, if a short one.
+func TestFleetsWithoutMachines(t *testing.T) {
+	code, stdout, stderr := play(write(t, `{"runId": "r", "generation": 1}`))
+	require.Zero(t, code, stderr)
+	require.Contains(t, stdout, "machines  0 bought, 0 given back, 0 lost, 0 left\n")
+
+	code, stdout, stderr = play(write(t, `{"runId": "r", "generation": 1, "groups": [{"groupId": "w", "count": 0}]}`))
+	require.Zero(t, code, stderr)
+	require.Regexp(t, `(?m)^scale up .* 2$`, stdout)
+
+	empty := write(t, `{"runId": "r", "generation": 1}`)
+	code, stdout, stderr = play(empty, write(t, changed))
+	require.Zero(t, code, stderr)
+	require.Regexp(t, `(?m)^change .* 4$`, stdout)
+	require.NotContains(t, stdout, "lose a node", "there is none")
+}
+
+func TestPlan(t *testing.T) {
+	code, stdout, stderr := play("-plan", write(t, small))
+	require.Zero(t, code, stderr)
+	require.Equal(t, `The first pass towards generation 3, 3 steps:
+a-0          Insert   R0 insert: a desired slot that is not in the state gets a node and its first attempt
+a-1          Insert   R0 insert: a desired slot that is not in the state gets a node and its first attempt
+b-0          Insert   R0 insert: a desired slot that is not in the state gets a node and its first attempt
+`, stdout)
+}
+
+func newTestStory(t *testing.T, seed uint64, shown view) *story {
+	shapes, faults := readShapes(nil)
+	require.Empty(t, faults)
+	s, err := newStory(seed, shapes, shown)
+	require.NoError(t, err)
+	return s
+}
+
+// Whoever stops the story is told what goes on costing money.
+func TestInterrupted(t *testing.T) {
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	var out bytes.Buffer
+	shown := &lines{out: &out, pace: pace{speed: 1}}
+	slept := 0
+	shown.pace.sleep = func(context.Context, time.Duration) {
+		if slept++; slept == 10 {
+			stop()
+		}
+	}
+	s := newTestStory(t, 1, shown)
+	untrue := strings.Join(s.tell(ctx), "\n")
+	require.Equal(t, 10, slept)
+	require.Contains(t, untrue, "converge: provisioning: stopped (context canceled) with ")
+	require.Contains(t, untrue, "the fleet has not converged to generation 1")
+	s.printSummary(&out)
+	require.Contains(t, out.String(), "scale up         not played\n")
+
+	code := run(ctx, nil, io.Discard, io.Discard)
+	require.Equal(t, 1, code)
+}
+
+// A provider that never has room keeps the fleet from what is wished, and the
+// story from going on for ever.
+func TestOverdue(t *testing.T) {
+	s := newTestStory(t, 1, &lines{out: io.Discard})
+	s.provider.Script("worker-3", provisioning.CreateLease, fakebackend.Repeat(1000, fakebackend.Capacity())...)
+	untrue := s.tell(context.Background())
+	require.Contains(t, untrue[0], "converge: provisioning: stopped (the fleet was not as wished after 2h0m0s) with 5 held")
+	require.Contains(t, untrue, "converge: the fleet has not converged to generation 1")
+	require.Contains(t, untrue, "converge: 5 machines are billed for 6 slots")
+	require.Equal(t, 5, s.chapters[0].machines)
+	require.False(t, s.chapters[1].begun)
+}
+
+// What the story claims is looked at, not assumed.
+func TestJudge(t *testing.T) {
+	settled := func() (*story, []provisioning.ManagedNode) {
+		s := newTestStory(t, 1, &lines{out: io.Discard})
+		s.play(context.Background(), s.chapters[0])
+		var nodes []provisioning.ManagedNode
+		for node := range s.host.Driver().Snapshot().All() {
+			nodes = append(nodes, node)
+		}
+		return s, nodes
+	}
+	buy := func(s *story, key provisioning.ExternalKey) {
+		_, err := s.provider.CreateLease(context.Background(), provisioning.CreateLeaseRequest{Key: key})
+		require.NoError(t, err)
+	}
+	for _, test := range []struct {
+		why    string
+		tamper func(s *story, nodes []provisioning.ManagedNode) (lost provisioning.LogicalNodeID)
+		want   []string
+	}{
+		{"nothing", func(*story, []provisioning.ManagedNode) provisioning.LogicalNodeID { return "" }, nil},
+		{"a machine is gone", func(s *story, _ []provisioning.ManagedNode) provisioning.LogicalNodeID {
+			s.provider.Remove("worker-0")
+			return ""
+		}, []string{`worker-0 should have the machine`, "5 machines are billed for 6 slots", "7 machines were bought, 1 given back, 0 lost, and 5 are there"}},
+		{"a machine too many", func(s *story, _ []provisioning.ManagedNode) provisioning.LogicalNodeID {
+			buy(s, provisioning.ExternalKey{Run: "elsewhere", Node: "worker-9", Attempt: 1})
+			return ""
+		}, []string{"7 machines are billed for 6 slots"}},
+		{"bought twice", func(s *story, nodes []provisioning.ManagedNode) provisioning.LogicalNodeID {
+			key := provisioning.ExternalKey{Run: "quickstart-1", Node: "worker-0", Attempt: nodes[2].Attempt}
+			s.provider.lost += s.provider.Remove("worker-0")
+			buy(s, key)
+			return ""
+		}, []string{"worker-0 should have the machine", "of worker-0 bought 2 machines"}},
+		{"replaced for nothing", func(_ *story, nodes []provisioning.ManagedNode) provisioning.LogicalNodeID {
+			nodes[1].Attempt = 99
+			return ""
+		}, []string{"gpu-1 went from attempt 99 to"}},
+		{"not replaced", func(_ *story, nodes []provisioning.ManagedNode) provisioning.LogicalNodeID {
+			nodes[3].Record.Spec.Shape.Image = "older"
+			return "worker-2"
+		}, []string{"worker-1 went from attempt", "worker-2 went from attempt"}},
+		{"another wish", func(s *story, _ []provisioning.ManagedNode) provisioning.LogicalNodeID {
+			s.wish = *s.chapters[1].wish
+			require.NoError(t, s.host.UpdateDesired(s.wish))
+			return ""
+		}, []string{"the fleet has not converged to generation 2", "worker-4 is not there", "worker-5 is not there", "6 machines are billed for 8 slots"}},
+		{"another image", func(s *story, _ []provisioning.ManagedNode) provisioning.LogicalNodeID {
+			s.wish.Groups = append([]provisioning.NodeGroupSpec(nil), s.wish.Groups...)
+			s.wish.Groups[0].Shape.Image = "other"
+			return ""
+		}, []string{"gpu-0 is built from another spec", "gpu-1 is built from another spec"}},
+	} {
+		s, nodes := settled()
+		lost := test.tamper(s, nodes)
+		untrue := s.judge(s.chapters[0], nodes, lost)
+		require.Len(t, untrue, len(test.want), "%s: %q", test.why, untrue)
+		for i, want := range test.want {
+			require.Contains(t, untrue[i], want, test.why)
+		}
+	}
+
+	s, nodes := settled()
+	untrue := s.judge(&chapter{drain: true}, nodes, "")
+	require.Len(t, untrue, 1)
+	require.Contains(t, untrue[0], "still held: [gpu-0 attempt")
+}
