@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/swactor/provisioning"
 	"github.com/swactor/provisioning/fakebackend"
@@ -279,4 +282,27 @@ func Example_deterministicTest() {
 	// 14:00:00 Reaped worker-1#3
 	// provisioning: stopped (context canceled) with 1 held: worker-0 attempt 1 holds lease lease/demo/worker-0/1
 	// 3h0m0s later, 1 machine
+}
+
+// The backend of Example_writeABackend keeps the contract, every rule of it.
+func TestBackendOfTheExample(t *testing.T) {
+	report := fakebackend.CheckReport(func() fakebackend.Subject {
+		backend := newMemory()
+		return fakebackend.Subject{
+			Backend: backend,
+			Live: func(key provisioning.ExternalKey) (int, error) {
+				backend.mu.Lock()
+				defer backend.mu.Unlock()
+				if _, found := backend.machines[key]; found {
+					return 1, nil
+				}
+				return 0, nil
+			},
+			Advance: func(time.Duration) {}, // it has no time
+		}
+	})
+	require.NoError(t, report.Err())
+	for _, result := range report.Cases {
+		require.Empty(t, result.NotRun, result.Case)
+	}
 }
