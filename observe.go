@@ -221,6 +221,9 @@ func (n *node) foldStream(o *Observation, p *RetryPolicy, now instant) NotApplie
 		return DeadSession
 	}
 	stage := o.Stage
+	if o.Kind == BootstrapFailed && !stage.Failed() {
+		stage = NoBootstrapStage // it says failed, so nothing else it says makes it an end in order
+	}
 	switch {
 	case o.Kind == SwactorJoined:
 		return n.foldJoin(o, now)
