@@ -435,15 +435,15 @@ func (n *node) startOpen() bool {
 }
 
 // hold keeps an early observation. Where there are too many, the oldest that
-// is mere progress goes first, then the oldest.
+// is mere progress goes first, which may be this one, then the oldest.
 func (n *node) hold(o Observation) {
-	if len(n.held) == maxHeld {
+	n.held = append(n.held, o)
+	if len(n.held) > maxHeld {
 		oldest := max(0, slices.IndexFunc(n.held, func(o Observation) bool {
 			return o.Kind == BootstrapProgress && o.Stage.rank() == 0
 		}))
 		n.held = slices.Delete(n.held, oldest, oldest+1)
 	}
-	n.held = append(n.held, o)
 }
 
 // limit is the deadline of a stage; a negative timeout means none.
