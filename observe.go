@@ -168,7 +168,7 @@ func (n *node) foldStart(c Completion, resolving bool, p *RetryPolicy, now insta
 func (n *node) foldConvergence(c Completion, p *RetryPolicy, now instant) {
 	if n.ready { // the hand-off overtook the call: its answer matters no more
 		if c.Class == ClassLeaseLost {
-			n.lose(c.Message, p, now)
+			n.lose(c.Message, c.RetryAfter, p, now)
 		}
 		return
 	}
@@ -291,11 +291,11 @@ func (n *node) foldLost(o *Observation, p *RetryPolicy, now instant) NotAppliedR
 	if n.lease == "" {
 		return NoLeaseHeld
 	}
-	n.lose(o.Reason, p, now)
+	n.lose(o.Reason, 0, p, now)
 	return ""
 }
 
-func (n *node) lose(reason string, p *RetryPolicy, now instant) {
+func (n *node) lose(reason string, retryAfter time.Duration, p *RetryPolicy, now instant) {
 	n.session = ""
 	if n.ambiguous == StartBootstrap { // a dead machine runs no bootstrap (G5)
 		n.ambiguous = NoOperation
@@ -312,7 +312,7 @@ func (n *node) lose(reason string, p *RetryPolicy, now instant) {
 	if reason != "" {
 		text += ": " + reason
 	}
-	n.fail(text, 0, p, now)
+	n.fail(text, retryAfter, p, now)
 }
 
 // foldStageDeadline ends an attempt that is out of time.
