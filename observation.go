@@ -156,9 +156,13 @@ type Completion struct {
 	Session    BootstrapSessionID `json:"session,omitempty"`
 }
 
-// judged returns c with a success that lacks its result turned into an
-// Ambiguous failure: something happened, and nobody can say to what.
+// judged returns c with a success that lacks its result, or a class that does
+// not exist, turned into an Ambiguous failure: something happened, and nobody
+// can say to what.
 func (c Completion) judged() Completion {
+	if c.Class >= failureClasses {
+		c.Class = ClassAmbiguous
+	}
 	if c.Class != ClassNone {
 		return c
 	}

@@ -168,7 +168,7 @@ func (n *node) foldStart(c Completion, resolving bool, p *RetryPolicy, now insta
 func (n *node) foldConvergence(c Completion, p *RetryPolicy, now instant) {
 	if n.ready { // the hand-off overtook the call: its answer matters no more
 		if c.Class == ClassLeaseLost {
-			n.lose(c.Message, p, now)
+			n.lose(c.Message, c.RetryAfter, p, now)
 		}
 		return
 	}
@@ -221,6 +221,9 @@ func (n *node) foldStream(o *Observation, p *RetryPolicy, now instant) NotApplie
 		return DeadSession
 	}
 	stage := o.Stage
+	if o.Kind == BootstrapFailed && !stage.Failed() {
+		stage = NoBootstrapStage // it says failed, so nothing else it says makes it an end in order
+	}
 	switch {
 	case o.Kind == SwactorJoined:
 		return n.foldJoin(o, now)
@@ -288,11 +291,11 @@ func (n *node) foldLost(o *Observation, p *RetryPolicy, now instant) NotAppliedR
 	if n.lease == "" {
 		return NoLeaseHeld
 	}
-	n.lose(o.Reason, p, now)
+	n.lose(o.Reason, 0, p, now)
 	return ""
 }
 
-func (n *node) lose(reason string, p *RetryPolicy, now instant) {
+func (n *node) lose(reason string, retryAfter time.Duration, p *RetryPolicy, now instant) {
 	n.session = ""
 	if n.ambiguous == StartBootstrap { // a dead machine runs no bootstrap (G5)
 		n.ambiguous = NoOperation
@@ -309,7 +312,7 @@ func (n *node) lose(reason string, p *RetryPolicy, now instant) {
 	if reason != "" {
 		text += ": " + reason
 	}
-	n.fail(text, 0, p, now)
+	n.fail(text, retryAfter, p, now)
 }
 
 // foldStageDeadline ends an attempt that is out of time.
@@ -432,15 +435,15 @@ func (n *node) startOpen() bool {
 }
 
 // hold keeps an early observation. Where there are too many, the oldest that
-// is mere progress goes first, then the oldest.
+// is mere progress goes first, which may be this one, then the oldest.
 func (n *node) hold(o Observation) {
-	if len(n.held) == maxHeld {
+	n.held = append(n.held, o)
+	if len(n.held) > maxHeld {
 		oldest := max(0, slices.IndexFunc(n.held, func(o Observation) bool {
 			return o.Kind == BootstrapProgress && o.Stage.rank() == 0
 		}))
 		n.held = slices.Delete(n.held, oldest, oldest+1)
 	}
-	n.held = append(n.held, o)
 }
 
 // limit is the deadline of a stage; a negative timeout means none.
