@@ -608,7 +608,7 @@ func ftDrawWorld(t *rapid.T) (*ClusterState, ClusterShape) {
 	groups := ftDrawGroups(t)
 	state := ftDrawState(t, groups)
 	kept := slices.DeleteFunc(slices.Clone(groups), func(NodeGroupSpec) bool { return rapid.IntRange(0, 4).Draw(t, "drop") == 0 })
-	return state, ClusterShape{RunID: "r", Generation: rapid.Uint64Min(1).Draw(t, "generation"), Groups: kept}
+	return state, ClusterShape{RunID: "r", Generation: rapid.Uint64Range(1, math.MaxUint64-1).Draw(t, "generation"), Groups: kept}
 }
 
 // rebuilt returns m in a map of its own, filled in the opposite order of keys.

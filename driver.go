@@ -241,7 +241,10 @@ func (d *ClusterDriver) drain() error {
 		d.in.Unlock()
 		return nil
 	}
-	nothing := ClusterShape{RunID: d.accepted.run, Generation: d.accepted.generation + 1}
+	nothing := ClusterShape{RunID: d.accepted.run, Generation: d.accepted.generation}
+	if nothing.Generation < math.MaxUint64 { // the largest is for nothing already
+		nothing.Generation++
+	}
 	err := d.accept(nothing)
 	d.draining = err == nil
 	at := d.clock.tick

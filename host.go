@@ -281,8 +281,7 @@ func (h *Host) WaitConverged(ctx context.Context, generation uint64) error {
 //
 // If it ends before all is gone, for the cause of ctx, for [ErrHostClosed] or
 // for an error that would end Run, it returns that, in a [*HeldError] if
-// something is held. Under the largest generation, which has no next one, it
-// returns [ErrGenerationRegressed] and changes nothing.
+// something is held.
 func (h *Host) Drain(ctx context.Context) error {
 	if h.closed.Load() {
 		return h.withHeld(ErrHostClosed)

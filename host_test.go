@@ -937,11 +937,24 @@ func TestHostCloseDuringDrain(t *testing.T) {
 	}
 }
 
-func TestHostDrainOfTheLastGeneration(t *testing.T) {
-	h := htHost(t, newHtBackend(), 1, func(c *HostConfig) { c.Shape = htShape(math.MaxUint64, 1) })
-	require.ErrorIs(t, h.Drain(context.Background()), ErrGenerationRegressed, "there is no next one")
-	require.False(t, h.Status().Draining)
-	require.NoError(t, h.UpdateDesired(htShape(math.MaxUint64, 1)))
+// Whatever generation was wished for, there is one left to give it up under.
+func TestHostDrainAtTheEndOfTheGenerations(t *testing.T) {
+	htBubble(t, func(t *testing.T, start time.Time) {
+		h := htHost(t, newHtBackend(), 1, func(c *HostConfig) { c.Shape = htShape(math.MaxUint64-1, 1) })
+		var refused *ShapeError
+		require.ErrorAs(t, h.UpdateDesired(htShape(math.MaxUint64, 1)), &refused)
+		require.Equal(t, "generation", refused.Faults[0].Field)
+		require.NoError(t, h.Drain(context.Background()))
+		require.Equal(t, uint64(math.MaxUint64), h.Status().Observed)
+	})
+	htBubble(t, func(t *testing.T, start time.Time) {
+		h := htHost(t, newHtBackend(), 1, func(c *HostConfig) {
+			c.Shape = htShape(math.MaxUint64, 0)
+			c.Shape.Groups = nil
+		})
+		require.NoError(t, h.Drain(context.Background()))
+		require.True(t, h.Status().Draining)
+	})
 }
 
 // The hook may call the host, also from within an update of the host.

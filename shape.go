@@ -28,7 +28,8 @@ const (
 type ClusterShape struct {
 	RunID RunID `json:"runId"`
 	// Generation must rise whenever the content changes; the first is at
-	// least 1. The content is the groups by ID with all their fields; the
+	// least 1, and the largest uint64 is only for a shape without groups, so
+	// that whatever is wished for can be given up. The content is the groups by ID with all their fields; the
 	// order of the groups is no part of it.
 	Generation uint64          `json:"generation"`
 	Groups     []NodeGroupSpec `json:"groups"`
@@ -390,8 +391,12 @@ func judgeShape(shape ClusterShape, maxNodes int) error {
 	if problem := idProblem(string(shape.RunID)); problem != "" {
 		add(-1, "", "runId", "%s", problem)
 	}
-	if shape.Generation == 0 {
+	switch {
+	case shape.Generation == 0:
 		add(-1, "", "generation", "must be at least 1")
+	case shape.Generation == math.MaxUint64 && len(shape.Groups) > 0:
+		// A cluster under it could never be drained.
+		add(-1, "", "generation", "is the largest there is, which is kept for wishing for nothing")
 	}
 	seen := make(map[NodeGroupID]int, len(shape.Groups))
 	total, tooMany := 0, false
