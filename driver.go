@@ -471,7 +471,6 @@ func (d *ClusterDriver) drive(now time.Time, executor EffectExecutor) (ran, ownD
 
 	for _, n := range d.hot { // 2. expire operations that are out of time
 		if n.pending != NoOperation && n.pendingDeadline.due(at) {
-			d.flush()
 			completion := executor.Expire(n.pendingID())
 			d.foldExpired(n, completion, at)
 		}
@@ -488,7 +487,12 @@ func (d *ClusterDriver) drive(now time.Time, executor EffectExecutor) (ran, ownD
 	steps := d.decideHot(at)            // 4.
 	effects, over := d.apply(steps, at) // 5. record, then submit
 	d.world.Unlock()
-	d.flush()
+	if d.events.hook != nil { // who hears of a loss must not find the cluster converged
+		d.in.Lock()
+		d.publish()
+		d.in.Unlock()
+		d.flush()
+	}
 	for _, attempt := range over {
 		executor.Retire(attempt)
 	}
@@ -548,6 +552,11 @@ func (d *ClusterDriver) end(whole bool) {
 	if n, ok := d.deadlines.Min(); ok {
 		d.requeueAt = n.wakesAt
 	}
+	d.publish()
+}
+
+// publish says what has come of the cluster. The caller holds in.
+func (d *ClusterDriver) publish() {
 	d.seen = progress{observed: d.state.ObservedGeneration, ready: d.ready, desired: d.working.slots,
 		converged: d.settled == d.working.slots && d.settled == d.state.Len()}
 }

@@ -1298,3 +1298,25 @@ func TestDriverGoesOnFromAState(t *testing.T) {
 	require.Equal(t, []string{"v-0 CreateLease"}, dtKinds(x), "what came of the old one's create is asked first")
 	dtCheckLaw(t, d)
 }
+
+// A hook that hears of a loss asks whether the cluster is converged. The answer
+// of the pass before would send a waiting service on as if nothing had happened.
+func TestEventOfALossComesAfterConvergedIsFalse(t *testing.T) {
+	var d *ClusterDriver
+	var converged []bool
+	d, err := NewClusterDriver(shapeOf(1, groupOf("w", 1)), Config{OnEvent: func(e Event) {
+		if e.Kind == EventAttemptFailed || e.Kind == EventReady {
+			converged = append(converged, d.Converged(1))
+		}
+	}})
+	require.NoError(t, err)
+	x, err := NewExecutor(newHtBackend(), ExecutorConfig{Deliver: d.Deliver, Go: func(f func()) { f() }})
+	require.NoError(t, err)
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	_, err = d.DriveUntilBlocked(now, x)
+	require.NoError(t, err)
+	d.Deliver(Observation{Kind: NodeLost, Node: "w-0", Attempt: 1})
+	_, err = d.DriveUntilBlocked(now, x)
+	require.NoError(t, err)
+	require.Equal(t, []bool{true, false}, converged)
+}
