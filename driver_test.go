@@ -1579,3 +1579,34 @@ func TestStats(t *testing.T) {
 	require.Equal(t, DriverStats{Passes: 4, Folded: 3, NotApplied: 1, Dispatched: 3, Refused: 2, Expired: 1, Attempts: 2,
 		HookPanics: panics}, d.Stats())
 }
+
+// TestWishForNothing is the wish of a host that drains.
+func TestWishForNothing(t *testing.T) {
+	d, x := dtDriver(t, Config{}, dtGroup("w", 2, "v1")), &dtExecutor{}
+	_, err := d.DriveNext(dtStart, x)
+	require.NoError(t, err)
+	require.NoError(t, d.wishForNothing())
+	require.Equal(t, uint64(2), d.Generation())
+	dtDrive(t, d, dtStart, x)
+	require.True(t, d.Converged(2))
+	require.Zero(t, d.Snapshot().Len())
+
+	require.NoError(t, d.UpdateDesired(dtShape(math.MaxUint64, dtGroup("w", 1, "v1"))))
+	require.ErrorIs(t, d.wishForNothing(), ErrGenerationRegressed, "there is no generation after the last")
+	require.Equal(t, uint64(math.MaxUint64), d.Generation())
+}
+
+// TestStaleStepIsDropped: what was decided for an attempt that is over is not
+// done to the next, and the slot is looked at again.
+func TestStaleStepIsDropped(t *testing.T) {
+	d, x := dtDriver(t, Config{}, dtGroup("w", 1, "v1")), &dtExecutor{}
+	dtDrive(t, d, dtStart, x)
+	state := dtJSON(t, d.Snapshot())
+	n := d.state.byName["w-0"]
+	effects, over := d.apply([]step{{slot: n.slot(), node: n, attempt: 7, decision: decision{rule: &ladder[4]}}}, d.clock.tick)
+	require.Empty(t, effects)
+	require.Empty(t, over)
+	require.Equal(t, state, dtJSON(t, d.Snapshot()))
+	require.True(t, d.ownDirt)
+	require.True(t, n.hot)
+}
