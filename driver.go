@@ -808,6 +808,7 @@ func (d *ClusterDriver) apply(steps []step, at instant) (effects []dispatch, ove
 		n := s.node
 		if n != nil && n.attempt != s.attempt { // decided for an attempt that is over
 			d.ownDirt = true
+			d.heat(n)
 			continue
 		}
 		if s.fault != nil {

@@ -1,6 +1,7 @@
 package provisioning
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -1319,4 +1320,314 @@ func TestEventOfALossComesAfterConvergedIsFalse(t *testing.T) {
 	_, err = d.DriveUntilBlocked(now, x)
 	require.NoError(t, err)
 	require.Equal(t, []bool{true, false}, converged)
+
+// dtCall is a call that a dtBackend was asked to make.
+type dtCall struct {
+	kind         OperationKind
+	key          ExternalKey
+	operation    OperationID
+	spec         LogicalNodeSpec
+	lease        ProviderLeaseID
+	endpoint     *SSHEndpoint
+	session      BootstrapSessionID
+	swactor      SwactorID
+	adoptOnly    bool
+	createsSent  uint32
+	lastCreateAt time.Time
+	now          time.Time
+	sink         BootstrapSink
+	ctx          context.Context
+}
+
+// dtBackend is a backend that keeps what it was asked and answers as told.
+type dtBackend struct {
+	answer func(dtCall) error // nil: all goes well
+
+	mu    sync.Mutex
+	calls []dtCall
+}
+
+func (b *dtBackend) call(c dtCall) error {
+	b.mu.Lock()
+	b.calls = append(b.calls, c)
+	b.mu.Unlock()
+	if b.answer == nil {
+		return nil
+	}
+	return b.answer(c)
+}
+
+// told lists the calls so far, "w-0 CreateLease".
+func (b *dtBackend) told() (lines []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, c := range b.calls {
+		lines = append(lines, fmt.Sprintf("%s %s", c.key.Node, c.kind))
+	}
+	return lines
+}
+
+func (b *dtBackend) CreateLease(ctx context.Context, r CreateLeaseRequest) (CreateLeaseResult, error) {
+	err := b.call(dtCall{kind: CreateLease, key: r.Key, operation: r.Operation, spec: r.Spec, adoptOnly: r.AdoptOnly,
+		createsSent: r.CreatesSent, lastCreateAt: r.LastCreateAt, now: r.Now, ctx: ctx})
+	return CreateLeaseResult{Lease: ProviderLeaseID(fmt.Sprintf("l-%d", r.Key.Attempt))}, err
+}
+
+func (b *dtBackend) LookupEndpoint(ctx context.Context, r LookupEndpointRequest) (LookupEndpointResult, error) {
+	err := b.call(dtCall{kind: LookupEndpoint, key: r.Key, operation: r.Operation, spec: r.Spec, lease: r.Lease, ctx: ctx})
+	return LookupEndpointResult{Endpoint: &SSHEndpoint{Host: "10.0.0.1", Port: 22}}, err
+}
+
+func (b *dtBackend) StartBootstrap(ctx context.Context, r StartBootstrapRequest) (StartBootstrapResult, error) {
+	err := b.call(dtCall{kind: StartBootstrap, key: r.Key, operation: r.Operation, spec: r.Spec, lease: r.Lease,
+		endpoint: &r.Endpoint, sink: r.Sink, ctx: ctx})
+	return StartBootstrapResult{Session: dtSession(r.Key.Attempt)}, err
+}
+
+func (b *dtBackend) BootstrapConvergenceObserved(ctx context.Context, r BootstrapConvergenceObservedRequest) error {
+	return b.call(dtCall{kind: BootstrapConvergenceObserved, key: r.Key, operation: r.Operation, spec: r.Spec, lease: r.Lease,
+		endpoint: &r.Endpoint, session: r.Session, swactor: r.Swactor, ctx: ctx})
+}
+
+func (b *dtBackend) CancelBootstrap(ctx context.Context, r CancelBootstrapRequest) error {
+	return b.call(dtCall{kind: CancelBootstrap, key: r.Key, operation: r.Operation, spec: r.Spec, lease: r.Lease,
+		endpoint: r.Endpoint, session: r.Session, ctx: ctx})
+}
+
+func (b *dtBackend) DestroyLease(ctx context.Context, r DestroyLeaseRequest) error {
+	return b.call(dtCall{kind: DestroyLease, key: r.Key, operation: r.Operation, spec: r.Spec, lease: r.Lease,
+		createsSent: r.CreatesSent, lastCreateAt: r.LastCreateAt, now: r.Now, ctx: ctx})
+}
+
+// dtInline returns a driver and the executor this package ships over b, whose
+// calls are made at once within Submit.
+func dtInline(t *testing.T, b *dtBackend, config Config, groups ...NodeGroupSpec) (*ClusterDriver, *Executor) {
+	d := dtDriver(t, config, groups...)
+	x, err := NewExecutor(b, ExecutorConfig{Deliver: d.Deliver, Go: func(f func()) { f() }})
+	require.NoError(t, err)
+	return d, x
+}
+
+// dtNext drives at the next deadline and returns it.
+func dtNext(t *testing.T, d *ClusterDriver, x EffectExecutor) time.Time {
+	at, ok := d.RequeueAt()
+	require.True(t, ok)
+	dtDrive(t, d, at, x)
+	return at
+}
+
+// TestRetryCarriesTheSameKeyAndSpec: a create that may have bought a machine is
+// asked after with what it was made of, whatever is wished for by then.
+func TestRetryCarriesTheSameKeyAndSpec(t *testing.T) {
+	b := &dtBackend{answer: func(c dtCall) error {
+		if c.kind == CreateLease && !c.adoptOnly && c.key.Attempt == 1 {
+			return Ambiguous(errors.New("cut"))
+		}
+		return nil
+	}}
+	d, x := dtInline(t, b, Config{}, dtGroup("w", 1, "v1"))
+	dtDrive(t, d, dtStart, x)
+	retried := dtNext(t, d, x)
+	require.NoError(t, d.UpdateDesired(dtShape(2, dtGroup("w", 1, "v2"))))
+	dtDrive(t, d, retried, x)
+	require.Equal(t, []string{"w-0 CreateLease", "w-0 CreateLease", "w-0 CreateLease", "w-0 DestroyLease", "w-0 CreateLease", "w-0 LookupEndpoint", "w-0 StartBootstrap"}, b.told(),
+		"begin-delete does not wait for the delay of the way up")
+	first, second, adopt, destroy, fresh := b.calls[0], b.calls[1], b.calls[2], b.calls[3], b.calls[4]
+	for i, c := range b.calls[:4] {
+		require.Equal(t, first.key, c.key)
+		require.Equal(t, "v1", c.spec.Shape.Image)
+		require.Equal(t, OperationID{1, uint64(i + 1)}, c.operation)
+	}
+	require.Equal(t, []bool{false, false, true}, []bool{first.adoptOnly, second.adoptOnly, adopt.adoptOnly})
+	require.Equal(t, []uint32{0, 1, 2, 2}, []uint32{first.createsSent, second.createsSent, adopt.createsSent, destroy.createsSent})
+	require.True(t, first.lastCreateAt.IsZero())
+	require.Equal(t, dtStart, second.lastCreateAt)
+	require.Equal(t, retried, adopt.lastCreateAt)
+	require.Equal(t, retried, destroy.lastCreateAt)
+	require.Equal(t, []time.Time{dtStart, retried, retried, retried}, []time.Time{first.now, second.now, adopt.now, destroy.now})
+	require.Equal(t, ProviderLeaseID("l-1"), destroy.lease)
+
+	require.Equal(t, ExternalKey{Run: "run", Node: "w-0", Attempt: 2}, fresh.key)
+	require.NotEqual(t, first.key.Token(), fresh.key.Token())
+	require.Equal(t, "v2", fresh.spec.Shape.Image)
+	require.False(t, fresh.adoptOnly)
+	require.Zero(t, fresh.createsSent)
+	require.True(t, fresh.lastCreateAt.IsZero())
+}
+
+// TestIdentityInEveryRequest: over eight attempts at one and the same address,
+// every request names the key, the machine and the session of its own attempt.
+func TestIdentityInEveryRequest(t *testing.T) {
+	b := &dtBackend{}
+	d, x := dtInline(t, b, Config{}, dtGroup("w", 1, "v1"))
+	dtDrive(t, d, dtStart, x)
+	now := dtStart
+	for attempt := NodeAttemptID(1); attempt <= 8; attempt++ {
+		m := dtNode(t, d, "w-0")
+		require.Equal(t, attempt, m.Attempt)
+		require.Equal(t, StageBootstrapRunning, m.Record.Stage)
+		start := b.calls[len(b.calls)-1]
+		require.Equal(t, StartBootstrap, start.kind)
+		switch attempt % 3 {
+		case 0:
+			start.sink.Joined(dtSession(attempt), "agent")
+			dtDrive(t, d, now, x)
+			require.True(t, d.Converged(d.Generation()))
+			start.sink.NodeLost("spot")
+		case 1:
+			start.sink.Failed(dtSession(attempt), "no route")
+		case 2:
+			image := fmt.Sprintf("v%d", attempt)
+			require.NoError(t, d.UpdateDesired(dtShape(d.Generation()+1, dtGroup("w", 1, image))))
+		}
+		for old := NodeAttemptID(1); old < attempt; old++ { // and the dead ones go on talking
+			start.sink.Joined(dtSession(old), "ghost")
+			start.sink.Closed(dtSession(old))
+		}
+		dtDrive(t, d, now, x)
+		if _, waits := d.RequeueAt(); waits && dtNode(t, d, "w-0").Attempt == attempt {
+			now = dtNext(t, d, x)
+		}
+	}
+	endpoint := &SSHEndpoint{Host: "10.0.0.1", Port: 22}
+	seen := map[OperationKind]int{}
+	for _, c := range b.calls {
+		seen[c.kind]++
+		attempt := c.key.Attempt
+		require.Equal(t, ExternalKey{Run: "run", Node: "w-0", Attempt: attempt}, c.key)
+		require.Equal(t, attempt, c.operation.Attempt)
+		require.Equal(t, LogicalNodeID("w-0"), c.spec.Node)
+		lease, session := ProviderLeaseID(fmt.Sprintf("l-%d", attempt)), dtSession(attempt)
+		switch c.kind {
+		case CreateLease:
+			continue
+		case StartBootstrap, BootstrapConvergenceObserved, CancelBootstrap:
+			require.Equal(t, endpoint, c.endpoint)
+		}
+		require.Equal(t, lease, c.lease)
+		switch c.kind {
+		case CancelBootstrap, BootstrapConvergenceObserved:
+			require.Equal(t, session, c.session)
+		}
+	}
+	require.Equal(t, map[OperationKind]int{CreateLease: 9, LookupEndpoint: 9, StartBootstrap: 9, BootstrapConvergenceObserved: 2,
+		CancelBootstrap: 6, DestroyLease: 8}, seen)
+}
+
+// TestNoCapacity: a provider with nothing to rent for ten minutes is asked as
+// often as the delays say and no more.
+func TestNoCapacity(t *testing.T) {
+	for _, jitter := range []float64{0, 0.5} {
+		d := dtDriver(t, Config{Retry: RetryPolicy{Jitter: jitter}}, dtGroup("w", 300, "v1"))
+		x, now := &dtExecutor{}, dtStart
+		var calls []time.Time
+		x.submit = func(e Effect) (bool, error) {
+			calls = append(calls, now)
+			d.Deliver(dtCompleted(e, dtFailed(e, ClassDefinite)))
+			return false, nil
+		}
+		for now.Before(dtStart.Add(600 * time.Second)) {
+			dtDrive(t, d, now, x)
+			at, ok := d.RequeueAt()
+			require.True(t, ok)
+			now = at
+		}
+		busiest := func(from time.Time) (most int) {
+			for first, last := 0, 0; last < len(calls); last++ {
+				for calls[last].Sub(calls[first]) >= time.Second {
+					first++
+				}
+				if !calls[first].Before(from) {
+					most = max(most, last-first+1)
+				}
+			}
+			return most
+		}
+		require.EqualValues(t, 300, d.Stats().Attempts, "no attempt ends, so none begins")
+		if jitter == 0 {
+			require.Len(t, calls, 300*15)
+			require.Equal(t, 300, busiest(dtStart))
+			continue
+		}
+		require.Greater(t, len(calls), 300*15, "jitter makes waits shorter, never longer")
+		require.Less(t, len(calls), 300*30)
+		require.LessOrEqual(t, busiest(dtStart.Add(63*time.Second)), 60, "once all are at the cap they are spread")
+	}
+}
+
+// TestHerd: a thousand slots that fail together do not come back together, and
+// every run spreads them alike.
+func TestHerd(t *testing.T) {
+	run := func() *ClusterDriver {
+		d, x := dtDriver(t, Config{Retry: RetryPolicy{Jitter: 0.5}}, dtGroup("w", 1000, "v1")), &dtExecutor{}
+		x.submit = func(e Effect) (bool, error) {
+			d.Deliver(dtCompleted(e, dtFailed(e, ClassDefinite)))
+			return false, nil
+		}
+		dtDrive(t, d, dtStart, x)
+		return d
+	}
+	d := run()
+	var spread [10]int
+	for m := range d.Snapshot().All() {
+		wait := m.Retry.NextEffectAt.Sub(dtStart)
+		require.Greater(t, wait, time.Second/2)
+		require.LessOrEqual(t, wait, time.Second)
+		spread[(wait-time.Second/2-1)/(time.Second/20)]++
+	}
+	for part, n := range spread {
+		require.Greater(t, n, 50, "part %d of %v", part, spread)
+		require.Less(t, n, 150, "part %d of %v", part, spread)
+	}
+	require.Equal(t, dtJSON(t, d.Snapshot()), dtJSON(t, run().Snapshot()))
+}
+
+// TestStats counts what was done.
+func TestStats(t *testing.T) {
+	var panics uint64
+	d, x := dtDriver(t, Config{OnEvent: func(Event) { panics++; panic("hook") }}, dtGroup("w", 2, "v1")), &dtExecutor{}
+	require.Zero(t, d.Stats())
+	x.submit = func(e Effect) (bool, error) {
+		if e.Key.Node == "w-1" {
+			return false, errors.New("refused")
+		}
+		return false, nil
+	}
+	dtDrive(t, d, dtStart, x)
+	dtDrive(t, d, dtStart.Add(DefaultOperationTimeout), x)
+	d.Deliver(Observation{Kind: NodeLost, Node: "gone", Attempt: 1})
+	dtDrive(t, d, dtStart.Add(DefaultOperationTimeout), x)
+	require.Equal(t, DriverStats{Passes: 4, Folded: 3, NotApplied: 1, Dispatched: 3, Refused: 2, Expired: 1, Attempts: 2,
+		HookPanics: panics}, d.Stats())
+}
+
+// TestWishForNothing is the wish of a host that drains.
+func TestWishForNothing(t *testing.T) {
+	d, x := dtDriver(t, Config{}, dtGroup("w", 2, "v1")), &dtExecutor{}
+	_, err := d.DriveNext(dtStart, x)
+	require.NoError(t, err)
+	require.NoError(t, d.wishForNothing())
+	require.Equal(t, uint64(2), d.Generation())
+	dtDrive(t, d, dtStart, x)
+	require.True(t, d.Converged(2))
+	require.Zero(t, d.Snapshot().Len())
+
+	require.NoError(t, d.UpdateDesired(dtShape(math.MaxUint64, dtGroup("w", 1, "v1"))))
+	require.ErrorIs(t, d.wishForNothing(), ErrGenerationRegressed, "there is no generation after the last")
+	require.Equal(t, uint64(math.MaxUint64), d.Generation())
+}
+
+// TestStaleStepIsDropped: what was decided for an attempt that is over is not
+// done to the next, and the slot is looked at again.
+func TestStaleStepIsDropped(t *testing.T) {
+	d, x := dtDriver(t, Config{}, dtGroup("w", 1, "v1")), &dtExecutor{}
+	dtDrive(t, d, dtStart, x)
+	state := dtJSON(t, d.Snapshot())
+	n := d.state.byName["w-0"]
+	effects, over := d.apply([]step{{slot: n.slot(), node: n, attempt: 7, decision: decision{rule: &ladder[4]}}}, d.clock.tick)
+	require.Empty(t, effects)
+	require.Empty(t, over)
+	require.Equal(t, state, dtJSON(t, d.Snapshot()))
+	require.True(t, d.ownDirt)
+	require.True(t, n.hot)
 }

@@ -8,7 +8,9 @@ import (
 )
 
 // Explanation says what a slot does now and why, for people and for machines.
-// It comes from the decision that the next pass would take.
+// It comes from the decision that the next pass would take, but for what that
+// pass would fold first: what was delivered and not yet folded, and deadlines
+// that are due, which String says are out of time.
 type Explanation struct {
 	Node    LogicalNodeID
 	Attempt NodeAttemptID // 0: the slot is desired and not yet in the state
@@ -21,6 +23,9 @@ type Explanation struct {
 	// Since is zero unless an operation is pending.
 	Now   time.Time
 	Since time.Time
+	// EndsAt is when an attempt on its way up is out of time, whatever it waits
+	// for; zero where nothing limits it. It too is in the driver's clock.
+	EndsAt time.Time
 	// Pending is the operation in flight.
 	Pending   OperationKind
 	PendingID OperationID
@@ -28,6 +33,8 @@ type Explanation struct {
 	// step of the cleanup while Deleting.
 	Failures  uint32
 	LastError string
+	// FailedReason is why the attempt failed, empty if it has not.
+	FailedReason string
 	// Unresolved is a create or start of which nobody knows what came.
 	Unresolved OperationKind
 	// GivenUp is a cancel or start that was given up at CancelLimit.
@@ -67,13 +74,21 @@ func (d *ClusterDriver) explain(id LogicalNodeID, wish *Desired, at instant) (Ex
 		if !wish.names(id) {
 			return Explanation{}, false
 		}
-		return Explanation{Node: id, Now: at.time(), Decision: NodeDecision{Rule: ladder[0].Rule, Action: ladder[0].action}}, true
+		e := Explanation{Node: id, Now: at.time(), Decision: NodeDecision{Rule: ladder[0].Rule, Action: ladder[0].action}}
+		e.Decision.Err = d.noAttempt(e.Decision.Action)
+		return e, true
 	}
 	e := Explanation{
 		Node: id, Attempt: n.attempt, Stage: n.stage, Intent: n.intent, Now: at.time(),
 		Decision: decide(n, wish.group(n.template.spec.GroupID).wants(int(n.index)), at).export(n),
 		Pending:  n.pending, Failures: n.failures, LastError: n.lastError, Unresolved: n.ambiguous, GivenUp: n.givenUp,
-		LeftOut: n.placeInAge != 0,
+		LeftOut: n.placeInAge != 0, FailedReason: n.failedReason,
+	}
+	if e.Decision.Err == nil {
+		e.Decision.Err = d.noAttempt(e.Decision.Action)
+	}
+	if n.growing() && !n.ready {
+		e.EndsAt = n.stageDeadline.time()
 	}
 	if n.intent == Deleting && n.stage != StageDestroyed {
 		e.Failures = n.cleanupFailures
@@ -83,6 +98,15 @@ func (d *ClusterDriver) explain(id LogicalNodeID, wish *Desired, at instant) (Ex
 		e.Since = n.pendingDeadline.time().Add(-n.group.wish.policy.timeout(n.pending))
 	}
 	return e, true
+}
+
+// noAttempt says why an action that begins an attempt cannot be taken.
+func (d *ClusterDriver) noAttempt(action ActionKind) error {
+	if action != Insert && action != Restart {
+		return nil
+	}
+	_, err := (&allocator{next: d.state.NextAttemptID}).take()
+	return err
 }
 
 // names reports whether the wish has a slot of that name. A name is not taken
@@ -105,6 +129,9 @@ func (d *Desired) names(id LogicalNodeID) bool {
 func (e Explanation) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s", e.Node, e.sentence())
+	if left := e.EndsAt.Sub(e.Now); left > 0 && e.Decision.Until.After(e.EndsAt) {
+		fmt.Fprintf(&b, "; in %s the attempt is out of time", left)
+	}
 	if e.Unresolved != NoOperation && e.Decision.Rule.Number != ruleResolve {
 		fmt.Fprintf(&b, "; what came of an earlier %s is not known yet", e.Unresolved)
 	}
@@ -121,12 +148,10 @@ func (e Explanation) String() string {
 
 func (e Explanation) sentence() string {
 	d := e.Decision
-	left := d.Until.Sub(e.Now)
-	wait := "waiting"
-	if !d.Until.IsZero() && left > 0 {
-		wait = fmt.Sprintf("waiting %s more", left)
-	}
+	wait := fmt.Sprintf("waiting %s more", d.Until.Sub(e.Now))
 	switch {
+	case !e.EndsAt.IsZero() && !e.EndsAt.After(e.Now):
+		return "the attempt is out of time: the next pass ends it"
 	case d.Err != nil:
 		return "cannot go on: " + d.Err.Error()
 	case e.LeftOut && d.Action == Dispatch:
@@ -140,17 +165,20 @@ func (e Explanation) sentence() string {
 	case "restart":
 		return "destroyed: a fresh attempt begins with the next pass"
 	case "await-restart":
-		return fmt.Sprintf("%s to restart after %s: %s", wait, times(e.Failures), e.LastError)
+		return fmt.Sprintf("%s to restart after %s: %s", wait, times(e.Failures), e.FailedReason)
 	case "begin-delete":
 		if e.Stage == StageFailed {
-			return "the attempt failed and will be cleaned up: " + e.LastError
+			return "the attempt failed and will be cleaned up: " + e.FailedReason
 		}
 		return "unwanted or outdated: will be deleted"
 	case "await-operation":
+		if !d.Until.After(e.Now) {
+			return fmt.Sprintf("%s %s is out of time: the next pass ends it", e.Pending, e.PendingID)
+		}
 		return fmt.Sprintf("%s at most for %s %s", wait, e.Pending, e.PendingID)
 	case "await-backoff":
-		if e.Failures == 0 {
-			return fmt.Sprintf("%s to look for the endpoint again", wait)
+		if e.Intent == Active && e.Stage == StageLeaseCreated {
+			return wait + " to look for the endpoint again" + e.failuresSoFar()
 		}
 		return fmt.Sprintf("%s after %s in a row, the last: %s", wait, times(e.Failures), e.LastError)
 	case "await-bootstrap":
@@ -166,6 +194,18 @@ func (e Explanation) sentence() string {
 		return fmt.Sprintf("being deleted: will ask what came of %s", d.Operation)
 	}
 	return fmt.Sprintf("will dispatch %s", d.Operation)
+}
+
+// failuresSoFar tells of failures that may or may not be why a look-up waits: one
+// that found nothing yet counts none, and the count goes on from what was before.
+func (e Explanation) failuresSoFar() string {
+	switch {
+	case e.Failures == 0:
+		return ""
+	case e.LastError == "": // of an earlier attempt
+		return fmt.Sprintf("; %s so far", times(e.Failures))
+	}
+	return fmt.Sprintf("; %s so far, the last: %s", times(e.Failures), e.LastError)
 }
 
 func times(n uint32) string {

@@ -366,6 +366,7 @@ func dtCheckLaw(t require.TestingT, d *ClusterDriver) {
 // dtTwins runs one trace through both drivers.
 type dtTwins struct {
 	t       *rapid.T
+	config  Config
 	real    *ClusterDriver
 	naive   *dtNaive
 	a, b    *dtExecutor // of real, of naive
@@ -569,76 +570,84 @@ func (w *dtTwins) until() {
 	}
 }
 
+// dtNewTwins draws a wish, a configuration and the moods of the executors.
+func dtNewTwins(t *rapid.T) *dtTwins {
+	config := Config{Retry: dtDrawPolicy(t), MaxInFlight: rapid.SampledFrom([]int{0, 1, 2, 3, 5}).Draw(t, "MaxInFlight")}
+	if rapid.Bool().Draw(t, "policy of its own") {
+		config.GroupRetry = map[NodeGroupID]RetryPolicy{"b": {InitialDelay: 3 * time.Second, OperationTimeout: 7 * time.Second}}
+	}
+	if rapid.IntRange(0, 9).Draw(t, "few attempts") == 0 {
+		config.FirstAttempt = ^NodeAttemptID(0) - NodeAttemptID(rapid.IntRange(0, 6).Draw(t, "attempts left"))
+	}
+	shape := ClusterShape{RunID: "run", Generation: 1, Groups: dtDrawGroups(t)}
+	driver, err := NewClusterDriver(shape, config)
+	require.NoError(t, err)
+	w := &dtTwins{t: t, config: config, real: driver, naive: dtNewNaive(shape, config), shape: shape, now: dtStart,
+		luck: rapid.SampledFrom([]int{30, 70, 95}).Draw(t, "luck")}
+	// What the executor does depends only on what was asked before, so that
+	// both get the same answers for as long as they ask the same.
+	moods := rapid.SliceOfN(rapid.IntRange(0, 11), 1, 24).Draw(t, "moods")
+	executor := func() *dtExecutor {
+		x := &dtExecutor{}
+		x.submit = func(Effect) (bool, error) {
+			switch moods[len(x.submitted)%len(moods)] {
+			case 0:
+				return false, errors.New("refused")
+			case 1:
+				return false, RetryAfter(errors.New("busy"), 5*time.Second)
+			case 2:
+				return true, nil
+			}
+			return false, nil
+		}
+		x.expire = func(id OperationID) Completion {
+			i := slices.IndexFunc(x.submitted, func(e Effect) bool { return e.Operation == id })
+			c := Completion{Operation: id, Kind: x.submitted[i].Kind, Class: ClassAmbiguous, Message: "late"}
+			switch moods[len(x.expired)%len(moods)] {
+			case 0:
+				c.Class = ClassNotStarted
+			case 1, 2, 3:
+				return dtSuccess(x.submitted[i])
+			}
+			return c
+		}
+		return x
+	}
+	w.a, w.b = executor(), executor()
+	return w
+}
+
+// wander goes on for a random while, and then until nothing is left to do.
+func (w *dtTwins) wander() {
+	for range rapid.IntRange(1, 60).Draw(w.t, "steps") {
+		switch rapid.IntRange(0, 15).Draw(w.t, "step") {
+		case 0:
+			w.update()
+		case 1, 2, 3, 4, 5:
+			w.complete()
+			w.until()
+		case 6, 7:
+			w.complete()
+		case 8, 9, 10:
+			w.stream()
+		case 11:
+			w.step()
+		case 12, 13:
+			w.step()
+			w.until()
+		case 14:
+			w.real.Trigger()
+			w.naive.Trigger()
+			w.pass()
+		default:
+			w.until()
+		}
+	}
+	w.until()
+}
+
 // TestProp_G1IncrementalDriverAgreesWithNaive: deciding only what is hot gives
 // what deciding everything gives, in every pass of every trace.
 func TestProp_G1IncrementalDriverAgreesWithNaive(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		config := Config{Retry: dtDrawPolicy(t), MaxInFlight: rapid.SampledFrom([]int{0, 1, 2, 3, 5}).Draw(t, "MaxInFlight")}
-		if rapid.Bool().Draw(t, "policy of its own") {
-			config.GroupRetry = map[NodeGroupID]RetryPolicy{"b": {InitialDelay: 3 * time.Second, OperationTimeout: 7 * time.Second}}
-		}
-		if rapid.IntRange(0, 9).Draw(t, "few attempts") == 0 {
-			config.FirstAttempt = ^NodeAttemptID(0) - NodeAttemptID(rapid.IntRange(0, 6).Draw(t, "attempts left"))
-		}
-		shape := ClusterShape{RunID: "run", Generation: 1, Groups: dtDrawGroups(t)}
-		driver, err := NewClusterDriver(shape, config)
-		require.NoError(t, err)
-		w := &dtTwins{t: t, real: driver, naive: dtNewNaive(shape, config), shape: shape, now: dtStart,
-			luck: rapid.SampledFrom([]int{30, 70, 95}).Draw(t, "luck")}
-		// What the executor does depends only on what was asked before, so
-		// that both get the same answers for as long as they ask the same.
-		moods := rapid.SliceOfN(rapid.IntRange(0, 11), 1, 24).Draw(t, "moods")
-		mood := func(x *dtExecutor) {
-			x.submit = func(Effect) (bool, error) {
-				switch moods[len(x.submitted)%len(moods)] {
-				case 0:
-					return false, errors.New("refused")
-				case 1:
-					return false, RetryAfter(errors.New("busy"), 5*time.Second)
-				case 2:
-					return true, nil
-				}
-				return false, nil
-			}
-			x.expire = func(id OperationID) Completion {
-				i := slices.IndexFunc(x.submitted, func(e Effect) bool { return e.Operation == id })
-				c := Completion{Operation: id, Kind: x.submitted[i].Kind, Class: ClassAmbiguous, Message: "late"}
-				switch moods[len(x.expired)%len(moods)] {
-				case 0:
-					c.Class = ClassNotStarted
-				case 1, 2, 3:
-					return dtSuccess(x.submitted[i])
-				}
-				return c
-			}
-		}
-		w.a, w.b = &dtExecutor{}, &dtExecutor{}
-		mood(w.a)
-		mood(w.b)
-		for range rapid.IntRange(1, 60).Draw(t, "steps") {
-			switch rapid.IntRange(0, 15).Draw(t, "step") {
-			case 0:
-				w.update()
-			case 1, 2, 3, 4, 5:
-				w.complete()
-				w.until()
-			case 6, 7:
-				w.complete()
-			case 8, 9, 10:
-				w.stream()
-			case 11:
-				w.step()
-			case 12, 13:
-				w.step()
-				w.until()
-			case 14:
-				w.real.Trigger()
-				w.naive.Trigger()
-				w.pass()
-			default:
-				w.until()
-			}
-		}
-		w.until()
-	})
+	rapid.Check(t, func(t *rapid.T) { dtNewTwins(t).wander() })
 }
