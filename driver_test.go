@@ -1320,6 +1320,7 @@ func TestEventOfALossComesAfterConvergedIsFalse(t *testing.T) {
 	_, err = d.DriveUntilBlocked(now, x)
 	require.NoError(t, err)
 	require.Equal(t, []bool{true, false}, converged)
+}
 
 // dtCall is a call that a dtBackend was asked to make.
 type dtCall struct {
@@ -1601,20 +1602,16 @@ func TestStats(t *testing.T) {
 		HookPanics: panics}, d.Stats())
 }
 
-// TestWishForNothing is the wish of a host that drains.
-func TestWishForNothing(t *testing.T) {
+// TestDrain is the wish of a host that drains.
+func TestDrain(t *testing.T) {
 	d, x := dtDriver(t, Config{}, dtGroup("w", 2, "v1")), &dtExecutor{}
 	_, err := d.DriveNext(dtStart, x)
 	require.NoError(t, err)
-	require.NoError(t, d.wishForNothing())
+	require.NoError(t, d.drain())
 	require.Equal(t, uint64(2), d.Generation())
 	dtDrive(t, d, dtStart, x)
 	require.True(t, d.Converged(2))
 	require.Zero(t, d.Snapshot().Len())
-
-	require.NoError(t, d.UpdateDesired(dtShape(math.MaxUint64, dtGroup("w", 1, "v1"))))
-	require.ErrorIs(t, d.wishForNothing(), ErrGenerationRegressed, "there is no generation after the last")
-	require.Equal(t, uint64(math.MaxUint64), d.Generation())
 }
 
 // TestStaleStepIsDropped: what was decided for an attempt that is over is not
