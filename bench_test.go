@@ -81,9 +81,9 @@ func climb(b *testing.B, n int, oneAtATime bool) *ClusterDriver {
 		}
 	}
 	drive()
-	for len(x.effects) > 0 {
+	for spare := []Effect(nil); len(x.effects) > 0; {
 		effects := x.effects
-		x.effects = nil
+		x.effects, spare = spare[:0], effects
 		for i := range effects {
 			benchAnswer(&effects[i], func(o Observation) {
 				d.Deliver(o)
@@ -217,9 +217,9 @@ func floorClimb(b *testing.B, n int) {
 		nodes[f.id] = f
 		emit(f, 0)
 	}
-	for len(effects) > 0 {
+	for spare := []floorEffect(nil); len(effects) > 0; {
 		batch := effects
-		effects = nil
+		effects, spare = spare[:0], batch
 		for i := range batch {
 			e := &batch[i]
 			event := floorEvent{node: e.node, attempt: e.attempt, sequence: e.sequence, session: "session-" + e.node}

@@ -99,18 +99,22 @@ type ClusterDriver struct {
 	stats     DriverStats
 }
 
-// marks is what the driver keeps on a node. It is no part of the state.
+// marks and standing are what the driver keeps on a node. They are no part of
+// the state. There are two of them because standing fits where node has a gap.
 type marks struct {
 	wakesAt      instant // in deadlines, if deadlineAt is not 0
 	leftOutSince uint64  // the pass in which it was first left out
 	deadlineAt   int32
 	placeInClass int32
 	placeInAge   int32
-	class        placeClass
-	hot          bool
-	settled      bool // counted in ClusterDriver.settled
-	counted      bool // counted in ClusterDriver.ready
-	holdsPlace   bool
+}
+
+type standing struct {
+	hot        bool // to be decided in the next pass
+	settled    bool // counted in ClusterDriver.settled
+	counted    bool // counted in ClusterDriver.ready
+	holdsPlace bool
+	class      placeClass
 }
 
 // groupWish is what the working wish and the configuration say about a group.
@@ -123,6 +127,10 @@ type groupWish struct {
 type slot struct {
 	group *nodeGroup
 	index int
+}
+
+func (s slot) compare(other slot) int {
+	return cmp.Or(cmp.Compare(s.group.rank, other.group.rank), cmp.Compare(s.index, other.index))
 }
 
 // progress is what the last pass left, for readers.
@@ -409,8 +417,8 @@ func (d *ClusterDriver) Plan(now time.Time) Plan {
 // whether it did. The errors are [ErrReentrantPass] and [ErrClockExhausted];
 // after either, nothing has changed.
 func (d *ClusterDriver) DriveNext(now time.Time, executor EffectExecutor) (bool, error) {
-	ran, _, err := d.drive(now, executor)
-	return ran, err
+	outcome, err := d.drive(now, executor)
+	return outcome.ran, err
 }
 
 // maxOwnPasses bounds the passes in a row that nothing but the driver's own
@@ -424,15 +432,23 @@ const maxOwnPasses = 64
 // it happens at one now; [Host] calls for one pass at a time.
 func (d *ClusterDriver) DriveUntilBlocked(now time.Time, executor EffectExecutor) (int, error) {
 	var own ownPasses
-	for passes := 0; ; passes++ {
-		ran, ownDoing, err := d.drive(now, executor)
-		if err != nil || !ran {
+	for passes := 0; ; {
+		outcome, err := d.drive(now, executor)
+		if err != nil || !outcome.ran {
 			return passes, err
 		}
-		if err := own.count(ownDoing); err != nil {
-			return passes + 1, err
+		passes++
+		if err := own.count(outcome.ownDoing); err != nil || !outcome.again {
+			return passes, err
 		}
 	}
+}
+
+// passOutcome is what came of asking for a pass.
+type passOutcome struct {
+	ran      bool
+	ownDoing bool // nothing but the driver's own transitions had asked for it
+	again    bool // another one is queued
 }
 
 // ownPasses counts the passes in a row that nothing but the driver's own
@@ -450,15 +466,14 @@ func (n *ownPasses) count(ownDoing bool) error {
 	return nil
 }
 
-// drive runs one pass, in seven steps, all at one now. ownDoing says that only
-// the last pass asked for it.
-func (d *ClusterDriver) drive(now time.Time, executor EffectExecutor) (ran, ownDoing bool, err error) {
+// drive runs one pass, in seven steps, all at one now.
+func (d *ClusterDriver) drive(now time.Time, executor EffectExecutor) (outcome passOutcome, err error) {
 	at, ownDoing, err := d.begin(now, executor)
 	if err != nil || at == 0 {
-		return false, false, err
+		return passOutcome{}, err
 	}
 	whole := false
-	defer func() { d.end(whole) }()
+	defer func() { outcome = passOutcome{ran: true, ownDoing: ownDoing, again: d.end(whole)} }()
 
 	d.world.Lock()
 	d.takeWish()
@@ -467,16 +482,14 @@ func (d *ClusterDriver) drive(now time.Time, executor EffectExecutor) (ran, ownD
 	}
 	d.heatDue(at)
 	slices.SortFunc(d.hot, compareNodes)
-	d.world.Unlock()
-
 	for _, n := range d.hot { // 2. expire operations that are out of time
 		if n.pending != NoOperation && n.pendingDeadline.due(at) {
+			d.world.Unlock()
 			completion := executor.Expire(n.pendingID())
+			d.world.Lock()
 			d.foldExpired(n, completion, at)
 		}
 	}
-
-	d.world.Lock()
 	for _, n := range d.hot { // 3. end attempts that are out of time
 		if n.stageOverdue(at) {
 			before := n.outline()
@@ -487,12 +500,7 @@ func (d *ClusterDriver) drive(now time.Time, executor EffectExecutor) (ran, ownD
 	steps := d.decideHot(at)            // 4.
 	effects, over := d.apply(steps, at) // 5. record, then submit
 	d.world.Unlock()
-	if d.events.hook != nil { // who hears of a loss must not find the cluster converged
-		d.in.Lock()
-		d.publish()
-		d.in.Unlock()
-		d.flush()
-	}
+	d.tellSoFar()
 	for _, attempt := range over {
 		executor.Retire(attempt)
 	}
@@ -503,11 +511,25 @@ func (d *ClusterDriver) drive(now time.Time, executor EffectExecutor) (ran, ownD
 	d.world.Lock()
 	d.state.ObservedGeneration = d.working.generation // 6. of the wish this pass worked on
 	d.stats.Passes++
-	d.note(Event{Kind: EventPass, At: at.time(), Generation: d.working.generation})
 	d.world.Unlock()
-	d.flush()
+	if d.events.hook != nil {
+		d.note(Event{Kind: EventPass, At: at.time(), Generation: d.working.generation})
+		d.flush()
+	}
 	whole = true
-	return true, ownDoing, nil // 7. is in end
+	return outcome, nil // 7. is in end
+}
+
+// tellSoFar publishes what has come of the cluster and hands out the events of
+// the pass so far: who hears of a loss must not find the cluster converged.
+func (d *ClusterDriver) tellSoFar() {
+	if d.events.hook == nil {
+		return
+	}
+	d.in.Lock()
+	d.publish()
+	d.in.Unlock()
+	d.flush()
 }
 
 // begin claims the pass and takes what was brought. It returns 0 if there is
@@ -540,7 +562,8 @@ func (d *ClusterDriver) begin(now time.Time, executor EffectExecutor) (at instan
 // what was just recorded. It runs also when the executor panicked or ended the
 // goroutine: the state is whole at every moment, an operation that was recorded
 // and not submitted ends at its deadline, and another pass picks up the rest.
-func (d *ClusterDriver) end(whole bool) {
+// It reports whether another pass is queued.
+func (d *ClusterDriver) end(whole bool) (again bool) {
 	d.spare, d.spareHot = cleared(d.spare), cleared(d.spareHot)
 	d.steps, d.effects = cleared(d.steps), cleared(d.effects)
 	d.in.Lock()
@@ -553,6 +576,7 @@ func (d *ClusterDriver) end(whole bool) {
 		d.requeueAt = n.wakesAt
 	}
 	d.publish()
+	return d.triggered || d.dirty
 }
 
 // publish says what has come of the cluster. The caller holds in.
@@ -687,8 +711,6 @@ func (d *ClusterDriver) foldDelivered(o *Observation, at instant) {
 
 // foldExpired folds what the executor says of an operation that is out of time.
 func (d *ClusterDriver) foldExpired(n *node, c Completion, at instant) {
-	d.world.Lock()
-	defer d.world.Unlock()
 	if c.Operation != n.pendingID() {
 		c = Completion{Class: ClassAmbiguous, Message: "the executor does not know the operation"}
 	}
@@ -728,9 +750,7 @@ type step struct {
 	begins NodeAttemptID // the attempt that an insert or restart begins
 }
 
-func compareSteps(a, b step) int {
-	return cmp.Or(cmp.Compare(a.group.rank, b.group.rank), cmp.Compare(a.index, b.index))
-}
+func compareSteps(a, b step) int { return a.slot.compare(b.slot) }
 
 // decideHot decides the hot slots, and of those waiting for a place as many as
 // there are places. What gets hot from here on is for the next pass.
@@ -745,16 +765,14 @@ func (d *ClusterDriver) decideHot(at instant) []step {
 	missing = slices.DeleteFunc(missing, func(s slot) bool { // no longer missing, or no longer missed
 		return s.group.at(s.index) != nil || s.group.wish.want.wants(s.index) == nil
 	})
-	slices.SortFunc(missing, func(a, b slot) int {
-		return cmp.Or(cmp.Compare(a.group.rank, b.group.rank), cmp.Compare(a.index, b.index))
-	})
+	slices.SortFunc(missing, slot.compare)
 	missing = slices.Compact(missing)
 
 	attempts := allocator{next: d.state.NextAttemptID}
 	steps := d.steps[:0]
 	for len(hot) > 0 || len(missing) > 0 {
 		var s step
-		if len(missing) == 0 || len(hot) > 0 && compareSteps(step{slot: hot[0].slot()}, step{slot: missing[0]}) < 0 {
+		if len(missing) == 0 || len(hot) > 0 && hot[0].slot().compare(missing[0]) < 0 {
 			s.node, s.slot, s.attempt, hot = hot[0], hot[0].slot(), hot[0].attempt, hot[1:]
 		} else {
 			s.slot, missing = missing[0], missing[1:]
@@ -776,8 +794,8 @@ func (d *ClusterDriver) decideHot(at instant) []step {
 			steps = append(steps, s)
 		}
 	}
-	steps = d.appendPlaced(steps, at)
 	if d.capacity.limit > 0 {
+		steps = d.appendPlaced(steps, at)
 		slices.SortFunc(steps, compareSteps)
 	}
 	d.steps = steps
@@ -793,10 +811,10 @@ func (d *ClusterDriver) appendPlaced(steps []step, at instant) []step {
 	return steps
 }
 
-// dispatch is an effect with the node it belongs to.
+// dispatch is a recorded operation on its way to the executor.
 type dispatch struct {
 	node   *node
-	effect Effect
+	before creates
 }
 
 // apply takes the steps: driver transitions at once, dispatches are recorded
@@ -878,18 +896,22 @@ func (d *ClusterDriver) applyFault(s *step, at instant) {
 func (d *ClusterDriver) begun(n *node, at instant) {
 	d.state.NextAttemptID = n.attempt + 1
 	d.stats.Attempts++
-	d.note(Event{Kind: EventAttemptStarted, At: at.time(), Node: n.id, Attempt: n.attempt})
+	if d.events.hook != nil {
+		d.note(Event{Kind: EventAttemptStarted, At: at.time(), Node: n.id, Attempt: n.attempt})
+	}
 }
 
 // record puts a dispatch on record.
 func (d *ClusterDriver) record(n *node, chosen decision, at instant) dispatch {
-	e := n.record(chosen.operation, chosen.Number == ruleResolve, n.group.wish.policy, at)
+	before := n.record(chosen.operation, chosen.Number == ruleResolve, n.group.wish.policy, at)
 	d.capacity.take(n)
 	d.stats.Dispatched++
-	d.note(Event{Kind: EventDispatch, At: at.time(), Node: n.id, Attempt: n.attempt, Rule: chosen.Rule,
-		Operation: e.Kind, OperationID: e.Operation})
+	if d.events.hook != nil {
+		d.note(Event{Kind: EventDispatch, At: at.time(), Node: n.id, Attempt: n.attempt, Rule: chosen.Rule,
+			Operation: n.pending, OperationID: n.pendingID()})
+	}
 	d.settle(n, decide(n, n.group.wish.want.wants(int(n.index)), at), at)
-	return dispatch{node: n, effect: e}
+	return dispatch{n, before}
 }
 
 // submit hands over what was recorded, in slot order. The places of refused and
@@ -899,7 +921,7 @@ func (d *ClusterDriver) submit(effects []dispatch, executor EffectExecutor, at i
 	var reasons []error
 	var queued []*node
 	for _, e := range effects {
-		behind, err := executor.Submit(e.effect)
+		behind, err := executor.Submit(e.node.effect(e.before, at))
 		if err != nil {
 			refused, reasons = append(refused, e), append(reasons, err)
 		} else if behind {
@@ -914,7 +936,7 @@ func (d *ClusterDriver) submit(effects []dispatch, executor EffectExecutor, at i
 	for i, e := range refused {
 		n := e.node
 		d.stats.Refused++
-		d.foldOwn(n, Completion{Operation: e.effect.Operation, Kind: e.effect.Kind, Class: ClassNotStarted,
+		d.foldOwn(n, Completion{Operation: n.pendingID(), Kind: n.pending, Class: ClassNotStarted,
 			Message: "refused by the executor: " + reasons[i].Error(), RetryAfter: retryAfterOf(reasons[i])}, at)
 		d.settle(n, decide(n, n.group.wish.want.wants(int(n.index)), at), at)
 	}
@@ -1028,6 +1050,9 @@ type driverClock struct {
 // read returns what now is in this clock, or ErrClockExhausted if now plus room
 // is more than it can express.
 func (c *driverClock) read(now time.Time, room time.Duration) (instant, error) {
+	if now == c.last && c.tick != 0 && instant(room) < maxInstant-c.tick {
+		return c.tick, nil // a burst of passes at one moment
+	}
 	tick, ok := instantOf(now) // also later: a step back to year 1 and home again is more than a Duration
 	if ok && c.tick != 0 {
 		tick = c.tick

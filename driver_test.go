@@ -749,12 +749,12 @@ func TestPassesComeToRest(t *testing.T) {
 	own := func() (longest int) {
 		row := 0
 		for {
-			ran, ownDoing, err := d.drive(dtStart, x)
+			pass, err := d.drive(dtStart, x)
 			require.NoError(t, err)
-			if !ran {
+			if !pass.ran {
 				return longest
 			}
-			if row++; !ownDoing {
+			if row++; !pass.ownDoing {
 				row = 0
 			}
 			longest = max(longest, row)

@@ -199,18 +199,18 @@ func (h *Host) drive(ctx context.Context, done func() bool) error {
 		// observations that never pauses there is always another pass to
 		// run; time must go on meanwhile, and ctx be heeded.
 		now := h.clock.Now()
-		ran, ownDoing, err := h.driver.drive(now, h.executor)
+		pass, err := h.driver.drive(now, h.executor)
 		if err != nil {
 			return err
 		}
-		if err := own.count(ran && ownDoing); err != nil {
+		if err := own.count(pass.ownDoing); err != nil {
 			return err
 		}
 		h.tell()
 		if done() {
 			return nil
 		}
-		if !ran {
+		if !pass.again {
 			until := now.Add(h.tick)
 			if requeue, ok := h.driver.RequeueAt(); ok && requeue.Before(until) {
 				until = requeue

@@ -203,7 +203,7 @@ func (d *dtNaive) dispatch(candidates []Action, executor EffectExecutor, at inst
 		var effects []Effect
 		for _, a := range chosen {
 			n := d.state.byName[a.Node]
-			effects = append(effects, n.record(a.Operation, a.Resolving, d.policy(a.Group), at))
+			effects = append(effects, recorded(n, a.Operation, a.Resolving, d.policy(a.Group), at))
 		}
 		refusals := make([]error, len(effects))
 		for i, e := range effects {

@@ -45,7 +45,7 @@ func (n *node) fold(o *Observation, p *RetryPolicy, now instant) NotAppliedReaso
 	default:
 		return UnknownObservation
 	}
-	if !n.startOpen() {
+	if n.held != nil && !n.startOpen() {
 		n.held = nil // whatever start they were held for is no longer open
 	}
 	return reason
@@ -147,7 +147,9 @@ func (n *node) foldStart(c Completion, resolving bool, p *RetryPolicy, now insta
 			n.stage = StageBootstrapRunning
 		}
 		held := n.held
-		n.held = nil
+		if held != nil {
+			n.held = nil
+		}
 		for i := range held { // those of another session are not applied
 			n.foldStream(&held[i], p, now)
 		}
@@ -336,7 +338,8 @@ func (n *node) fail(reason string, retryAfter time.Duration, p *RetryPolicy, now
 	}
 	n.failures = countUp(n.failures)
 	n.stage, n.ready = StageFailed, false
-	n.failedReason, n.failedAt, n.lastError = reason, now, reason
+	t := n.ofItsOwn()
+	t.failedReason, t.failedAt, t.lastError = reason, now, reason
 	n.restartAt = now.plus(p.wait(n, n.failures, retryAfter))
 	n.nextEffectAt, n.stageDeadline = 0, 0
 }
@@ -359,7 +362,7 @@ func (n *node) backOff(c Completion, p *RetryPolicy, now instant) {
 		return
 	}
 	*count = countUp(*count)
-	n.lastError = c.describe()
+	n.ofItsOwn().lastError = c.describe()
 	n.nextEffectAt = now.plus(p.wait(n, *count, c.RetryAfter))
 }
 
@@ -381,19 +384,23 @@ func (n *node) resolved(kind OperationKind) {
 
 // cleanedUp: a step of the cleanup is over, the next one starts its own count.
 func (n *node) cleanedUp() {
-	n.cleanupFailures, n.cancelsFailed, n.nextEffectAt = 0, 0, 0
+	n.cleanupFailures, n.nextEffectAt = 0, 0
+	if n.cancelsFailed != 0 {
+		n.cancelsFailed = 0
+	}
 }
 
 // countCancel counts a cancel, or the asking after a start, that failed. At
 // the limit it is given up: a polite step must not keep a billed machine.
 func (n *node) countCancel(p *RetryPolicy) {
-	n.cancelsFailed = countUp(n.cancelsFailed)
-	if p.CancelLimit < 0 || int64(n.cancelsFailed) < int64(p.CancelLimit) {
+	t := n.ofItsOwn()
+	t.cancelsFailed = countUp(t.cancelsFailed)
+	if p.CancelLimit < 0 || int64(t.cancelsFailed) < int64(p.CancelLimit) {
 		return
 	}
-	n.givenUp = CancelBootstrap
+	t.givenUp = CancelBootstrap
 	if n.ambiguous == StartBootstrap {
-		n.givenUp, n.ambiguous = StartBootstrap, NoOperation
+		t.givenUp, n.ambiguous = StartBootstrap, NoOperation
 	}
 	n.session = ""
 	n.cleanedUp()
@@ -411,9 +418,9 @@ func (n *node) handOff(now instant) {
 	n.session = ""
 	n.stage, n.ready = StageDormant, true
 	n.failuresBeforeReady, n.failures = n.failures, 0
-	n.cleanupFailures, n.cancelsFailed = 0, 0
+	n.cleanupFailures, n.ambiguous = 0, NoOperation
 	n.nextEffectAt, n.restartAt, n.stageDeadline = 0, 0, 0
-	n.lastError, n.ambiguous = "", NoOperation
+	n.trouble = &noTrouble // what it had is over
 }
 
 func (n *node) endSession(stage BootstrapStage) {
@@ -437,12 +444,13 @@ func (n *node) startOpen() bool {
 // hold keeps an early observation. Where there are too many, the oldest that
 // is mere progress goes first, which may be this one, then the oldest.
 func (n *node) hold(o Observation) {
-	n.held = append(n.held, o)
-	if len(n.held) > maxHeld {
-		oldest := max(0, slices.IndexFunc(n.held, func(o Observation) bool {
+	t := n.ofItsOwn()
+	t.held = append(t.held, o)
+	if len(t.held) > maxHeld {
+		oldest := max(0, slices.IndexFunc(t.held, func(o Observation) bool {
 			return o.Kind == BootstrapProgress && o.Stage.rank() == 0
 		}))
-		n.held = slices.Delete(n.held, oldest, oldest+1)
+		t.held = slices.Delete(t.held, oldest, oldest+1)
 	}
 }
 

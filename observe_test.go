@@ -481,7 +481,7 @@ func TestFold_CleanupFailuresPerStep(t *testing.T) {
 	} {
 		d := decide(n, nil, maxInstant)
 		require.Equal(t, step.rule, d.Name)
-		e := n.record(d.operation, d.Number == ruleResolve, p, nearestInstant(ftNow))
+		e := recorded(n, d.operation, d.Number == ruleResolve, p, nearestInstant(ftNow))
 		o := Observation{Kind: OperationCompleted, Attempt: n.attempt, Completion: Completion{Operation: e.Operation, Kind: e.Kind, Class: step.class, Session: ftSession}}
 		require.Empty(t, n.fold(&o, p, nearestInstant(ftNow)))
 		require.Equal(t, step.want, n.cleanupFailures, step.rule)
@@ -883,7 +883,7 @@ func TestFold_StageDeadline(t *testing.T) {
 	p := ftPolicy()
 	at := func(d time.Duration) instant { return nearestInstant(ftAfter(d)) }
 	complete := func(d time.Duration, kind OperationKind, class FailureClass, edits ...func(*Completion)) {
-		e := n.record(kind, false, p, at(d))
+		e := recorded(n, kind, false, p, at(d))
 		o := ftDone(kind, class, edits...)
 		o.Completion.Operation = e.Operation
 		require.Empty(t, n.fold(&o, p, at(d)))

@@ -190,7 +190,9 @@ func (g *nodeGroup) at(index int) *node {
 }
 
 // node is ManagedNode as the library keeps it: what the ladder reads lies
-// together and in front, what it rarely needs apart.
+// together and in front, what it rarely needs apart, and what only a node in
+// trouble has apart from that. Nodes are many; their layout is most of what a
+// cluster weighs.
 type node struct {
 	group    *nodeGroup
 	template *template
@@ -203,6 +205,7 @@ type node struct {
 	pending   OperationKind // NoOperation: none
 	resolving bool          // of pending
 	ambiguous OperationKind
+	standing  // the driver's
 
 	pendingDeadline instant
 	nextEffectAt    instant
@@ -224,7 +227,6 @@ type facts struct {
 
 	bootSession    BootstrapSessionID
 	bootStage      BootstrapStage
-	givenUp        OperationKind
 	stdoutSequence uint64
 	stderrSequence uint64
 	lastObservedAt instant
@@ -232,21 +234,38 @@ type facts struct {
 	swactor     SwactorID
 	joinedAt    instant
 	handedOffAt instant
-
-	failedReason string
-	lastError    string
-	failedAt     instant
-	readyAt      instant
-	destroyedAt  instant
+	readyAt     instant
 
 	failures            uint32
 	cleanupFailures     uint32
-	cancelsFailed       uint32
 	failuresBeforeReady uint32
 	createsSent         uint32
 	lastCreateAt        instant
 
-	held []Observation
+	*trouble // noTrouble, or the node's own: see ofItsOwn
+}
+
+// trouble is what only a node has that failed, backs off, is being deleted, or
+// waits for a session. A node that climbs without any shares noTrouble.
+type trouble struct {
+	failedReason  string
+	lastError     string
+	failedAt      instant
+	destroyedAt   instant
+	cancelsFailed uint32
+	givenUp       OperationKind
+	held          []Observation
+}
+
+// noTrouble is never written. Whoever writes to a trouble asks ofItsOwn first.
+var noTrouble trouble
+
+// ofItsOwn returns the trouble of the node, to write to.
+func (f *facts) ofItsOwn() *trouble {
+	if f.trouble == &noTrouble {
+		f.trouble = new(trouble)
+	}
+	return f.trouble
 }
 
 func (n *node) pendingID() OperationID {
@@ -317,16 +336,24 @@ func (s *ClusterState) Clone() *ClusterState {
 				continue
 			}
 			m := *n
-			m.group, m.marks = copied, marks{}
-			f := *n.facts
-			f.held = slices.Clone(f.held)
-			m.facts = &f
+			m.group, m.marks, m.standing = copied, marks{}, standing{}
+			m.facts = n.facts.clone()
 			copied.nodes[index] = &m
 			c.byName[m.id] = &m
 		}
 		c.groups[i] = copied
 	}
 	return c
+}
+
+func (f *facts) clone() *facts {
+	c := *f
+	if f.trouble != &noTrouble {
+		t := *f.trouble
+		t.held = slices.Clone(t.held)
+		c.trouble = &t
+	}
+	return &c
 }
 
 func (s *ClusterState) inOrder() iter.Seq[*node] {
@@ -378,7 +405,7 @@ func (s *ClusterState) remove(n *node) {
 }
 
 func newNode(id LogicalNodeID, index int, t *template, attempt NodeAttemptID) *node {
-	return &node{index: int32(index), template: t, attempt: attempt, nextSequence: 1, facts: &facts{id: id}}
+	return &node{index: int32(index), template: t, attempt: attempt, nextSequence: 1, facts: &facts{id: id, trouble: &noTrouble}}
 }
 
 func compareNodes(a, b *node) int {
@@ -453,15 +480,19 @@ func importNode(m *ManagedNode, templates map[[32]byte]*template) (*node, error)
 		stageDeadline: at("stageDeadline", m.Retry.StageDeadline), nextSequence: m.NextSequence,
 		lease: r.Lease, session: m.ActiveBootstrap,
 		facts: &facts{
-			id: r.Node, bootSession: r.Bootstrap.Session, bootStage: r.Bootstrap.LastStage, givenUp: m.Retry.GivenUp,
+			id: r.Node, bootSession: r.Bootstrap.Session, bootStage: r.Bootstrap.LastStage,
 			stdoutSequence: r.Bootstrap.LastStdoutSequence, stderrSequence: r.Bootstrap.LastStderrSequence,
 			lastObservedAt: at("lastObservedAt", r.Bootstrap.LastObservedAt),
 			swactor:        r.Swactor.ID, joinedAt: at("joinedAt", r.Swactor.JoinedAt), handedOffAt: at("handedOffAt", r.Swactor.HandedOffAt),
-			failedReason: r.FailedReason, lastError: m.Retry.LastError, failedAt: at("failedAt", r.FailedAt),
-			readyAt: at("readyAt", r.ReadyAt), destroyedAt: at("destroyedAt", r.DestroyedAt),
-			failures: m.Retry.ConsecutiveFailures, cleanupFailures: m.Retry.CleanupFailures, cancelsFailed: m.Retry.CancelsFailed,
+			readyAt:  at("readyAt", r.ReadyAt),
+			failures: m.Retry.ConsecutiveFailures, cleanupFailures: m.Retry.CleanupFailures,
 			failuresBeforeReady: m.Retry.FailuresBeforeReady, createsSent: m.Retry.CreatesSent,
-			lastCreateAt: at("lastCreateAt", m.Retry.LastCreateAt), held: slices.Clone(m.Held),
+			lastCreateAt: at("lastCreateAt", m.Retry.LastCreateAt),
+			trouble: &trouble{
+				failedReason: r.FailedReason, lastError: m.Retry.LastError, failedAt: at("failedAt", r.FailedAt),
+				destroyedAt: at("destroyedAt", r.DestroyedAt), cancelsFailed: m.Retry.CancelsFailed, givenUp: m.Retry.GivenUp,
+				held: slices.Clone(m.Held),
+			},
 		},
 	}
 	if r.Connection != nil {

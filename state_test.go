@@ -510,9 +510,11 @@ func TestStateSharesNothingMutable(t *testing.T) {
 
 func TestCloneLeavesTheDriversMarksBehind(t *testing.T) {
 	s := ftState(t, ftNode())
-	s.byName["w-0"].marks = marks{wakesAt: 5, deadlineAt: 1, hot: true, holdsPlace: true}
+	s.byName["w-0"].marks = marks{wakesAt: 5, deadlineAt: 1}
+	s.byName["w-0"].standing = standing{hot: true, holdsPlace: true}
 	c := s.Clone()
 	require.Zero(t, c.byName["w-0"].marks)
+	require.Zero(t, c.byName["w-0"].standing)
 	require.NotZero(t, s.byName["w-0"].marks)
 	require.Same(t, c.groups[0], c.byName["w-0"].group)
 }
@@ -740,4 +742,9 @@ func (s *ClusterState) group(id NodeGroupID) *nodeGroup {
 		return s.groups[i]
 	}
 	return nil
+}
+
+// Whoever writes to the shared trouble writes to every node that has none.
+func TestNobodyWritesToNoTrouble(t *testing.T) {
+	t.Cleanup(func() { require.Zero(t, noTrouble) })
 }

@@ -8,13 +8,15 @@ package provisioning
 func (n *node) beginDelete() {
 	n.intent, n.ready = Deleting, false
 	n.nextEffectAt, n.stageDeadline = 0, 0
-	n.cleanupFailures, n.cancelsFailed = 0, 0
-	n.held = nil
+	n.cleanupFailures = 0
+	if n.trouble != &noTrouble {
+		n.cancelsFailed, n.held = 0, nil
+	}
 }
 
 // markDestroyed ends the attempt (R9). RestartAt stays.
 func (n *node) markDestroyed(now instant) {
-	n.stage, n.destroyedAt = StageDestroyed, now
+	n.stage, n.ofItsOwn().destroyedAt = StageDestroyed, now
 	n.nextEffectAt = 0
 }
 
@@ -25,40 +27,55 @@ func (n *node) restart(t *template, attempt NodeAttemptID) {
 	if n.failedAt == 0 {
 		failures = 0
 	}
-	group, marks := n.group, n.marks
-	*n = *newNode(n.id, int(n.index), t, attempt)
-	n.group, n.marks = group, marks
+	fresh := newNode(n.id, int(n.index), t, attempt)
+	fresh.group, fresh.marks, fresh.standing = n.group, n.marks, n.standing
+	*n = *fresh
 	n.failures = failures
 }
 
-// record puts an operation on record as pending and returns it as an effect to
-// submit. It is on record before anybody can hear of it (G3).
-func (n *node) record(kind OperationKind, resolving bool, p *RetryPolicy, now instant) Effect {
-	e := Effect{
-		Operation: OperationID{Attempt: n.attempt, Sequence: n.nextSequence}, Kind: kind,
-		Key:          ExternalKey{Run: n.template.run, Node: n.id, Attempt: n.attempt},
-		DispatchedAt: now.time(), Deadline: now.plus(p.timeout(kind)).time(),
-		template: n.template, index: int(n.index),
-	}
-	switch kind {
-	case CreateLease:
-		e.AdoptOnly = resolving // B4
-		e.CreatesSent, e.LastCreateAt = n.createsSent, n.lastCreateAt.time()
+// creates is what was known about the creates of an attempt before the present
+// one. A request carries that.
+type creates struct {
+	sent   uint32
+	lastAt instant
+}
+
+// record puts an operation on record as pending. It is on record before anybody
+// can hear of it (G3).
+func (n *node) record(kind OperationKind, resolving bool, p *RetryPolicy, now instant) creates {
+	before := creates{n.createsSent, n.lastCreateAt}
+	n.pending, n.resolving, n.pendingSequence = kind, resolving, n.nextSequence
+	n.pendingDeadline = now.plus(p.timeout(kind))
+	n.nextSequence++
+	n.nextEffectAt = 0
+	if kind == CreateLease {
 		if !resolving {
 			n.createsSent, n.lastCreateAt = countUp(n.createsSent), now
 		}
 		if n.intent == Active {
 			n.stage = StageLeaseRequested
 		}
+	}
+	return before
+}
+
+// effect returns the pending operation, recorded at now, as an effect.
+func (n *node) effect(before creates, now instant) Effect {
+	e := Effect{
+		Operation: n.pendingID(), Kind: n.pending,
+		Key:          ExternalKey{Run: n.template.run, Node: n.id, Attempt: n.attempt},
+		DispatchedAt: now.time(), Deadline: n.pendingDeadline.time(),
+		template: n.template, index: int(n.index),
+	}
+	switch n.pending {
+	case CreateLease:
+		e.AdoptOnly = n.resolving // B4
+		e.CreatesSent, e.LastCreateAt = before.sent, before.lastAt.time()
 	case DestroyLease:
 		e.Lease = n.lease
-		e.CreatesSent, e.LastCreateAt = n.createsSent, n.lastCreateAt.time()
+		e.CreatesSent, e.LastCreateAt = before.sent, before.lastAt.time()
 	default:
 		e.Lease, e.Endpoint, e.Session, e.Swactor = n.lease, n.endpoint, n.session, n.swactor
 	}
-	n.pending, n.resolving, n.pendingSequence = kind, resolving, n.nextSequence
-	n.pendingDeadline = now.plus(p.timeout(kind))
-	n.nextSequence++
-	n.nextEffectAt = 0
 	return e
 }

@@ -70,12 +70,13 @@ func TestRestart(t *testing.T) {
 		})
 	}
 	n := ftState(t, ftMove(ftNode(ftDestroyed), "w", 3, 7)).byName["w-3"]
-	n.marks = marks{wakesAt: 5, hot: true}
+	n.marks, n.standing = marks{wakesAt: 5}, standing{hot: true}
 	group := n.group
 	n.restart(latest, 9)
 	require.Same(t, group, n.group, "the slot stays where it is")
 	require.Same(t, n, group.at(3))
-	require.Equal(t, marks{wakesAt: 5, hot: true}, n.marks, "what the driver keeps about the slot stays")
+	require.Equal(t, marks{wakesAt: 5}, n.marks, "what the driver keeps about the slot stays")
+	require.Equal(t, standing{hot: true}, n.standing, "what the driver keeps about the slot stays")
 }
 
 func TestRecord(t *testing.T) {
@@ -130,7 +131,7 @@ func TestRecord(t *testing.T) {
 			want.Key = ExternalKey{Run: "r", Node: "w-0", Attempt: ftAttempt}
 			want.DispatchedAt, want.Deadline = ftNow, ftAfter(row.timeout)
 			want.template = n.template
-			got := n.record(row.kind, row.resolving, ftPolicy(), now)
+			got := recorded(n, row.kind, row.resolving, ftPolicy(), now)
 			require.Equal(t, want, got, row.why)
 			require.Equal(t, *ftWanted, got.Spec())
 		}, func(m *ManagedNode) {
@@ -140,4 +141,9 @@ func TestRecord(t *testing.T) {
 			}
 		})
 	}
+}
+
+// recorded puts an operation on record and returns it as the effect to submit.
+func recorded(n *node, kind OperationKind, resolving bool, p *RetryPolicy, now instant) Effect {
+	return n.effect(n.record(kind, resolving, p, now), now)
 }
