@@ -38,11 +38,52 @@ func benchShape(generation uint64, count int) ClusterShape {
 		Groups: []NodeGroupSpec{{GroupID: "w", Count: count, Shape: NodeShape{Image: "image"}}}}
 }
 
+// benchQueue is first in, first out, in blocks that are used again, so that no
+// subject is charged for the growing of a slice.
+type benchQueue[T any] struct {
+	blocks, spare [][]T
+	at            int // in the first block
+}
+
+func (q *benchQueue[T]) put(item T) {
+	if last := len(q.blocks) - 1; last < 0 || len(q.blocks[last]) == cap(q.blocks[last]) {
+		block := make([]T, 0, 256)
+		if n := len(q.spare); n > 0 {
+			block, q.spare = q.spare[n-1], q.spare[:n-1]
+		}
+		q.blocks = append(q.blocks, block)
+	}
+	last := len(q.blocks) - 1
+	q.blocks[last] = append(q.blocks[last], item)
+}
+
+// take returns the oldest item, which stays valid until the next call; nil if
+// there is none.
+func (q *benchQueue[T]) take() *T {
+	if len(q.blocks) > 0 && q.at == cap(q.blocks[0]) {
+		q.spare = append(q.spare, q.blocks[0][:0])
+		q.blocks, q.at = q.blocks[1:], 0
+	}
+	if len(q.blocks) == 0 || q.at == len(q.blocks[0]) {
+		return nil
+	}
+	q.at++
+	return &q.blocks[0][q.at-1]
+}
+
+func (q *benchQueue[T]) len() int {
+	n := -q.at
+	for _, block := range q.blocks {
+		n += len(block)
+	}
+	return n
+}
+
 // benchExecutor collects effects; the benchmark answers them.
-type benchExecutor struct{ effects []Effect }
+type benchExecutor struct{ effects benchQueue[Effect] }
 
 func (x *benchExecutor) Submit(e Effect) (bool, error) {
-	x.effects = append(x.effects, e)
+	x.effects.put(e)
 	return false, nil
 }
 func (x *benchExecutor) Expire(OperationID) Completion { panic("nothing expires") }
@@ -81,11 +122,9 @@ func climb(b *testing.B, n int, oneAtATime bool) *ClusterDriver {
 		}
 	}
 	drive()
-	for spare := []Effect(nil); len(x.effects) > 0; {
-		effects := x.effects
-		x.effects, spare = spare[:0], effects
-		for i := range effects {
-			benchAnswer(&effects[i], func(o Observation) {
+	for batch := x.effects.len(); batch > 0; batch = x.effects.len() {
+		for range batch {
+			benchAnswer(x.effects.take(), func(o Observation) {
 				d.Deliver(o)
 				if oneAtATime {
 					drive()
@@ -186,12 +225,12 @@ type floorEffect struct {
 
 func floorClimb(b *testing.B, n int) {
 	nodes := make(map[string]*floorNode)
-	var effects []floorEffect
+	var effects benchQueue[floorEffect]
 	ready := 0
 	emit := func(f *floorNode, kind uint8) {
 		f.sequence++
 		f.deadline = 120
-		effects = append(effects, floorEffect{f.id, f.attempt, f.sequence, kind})
+		effects.put(floorEffect{f.id, f.attempt, f.sequence, kind})
 	}
 	fold := func(e *floorEvent) {
 		f := nodes[e.node]
@@ -217,11 +256,9 @@ func floorClimb(b *testing.B, n int) {
 		nodes[f.id] = f
 		emit(f, 0)
 	}
-	for spare := []floorEffect(nil); len(effects) > 0; {
-		batch := effects
-		effects, spare = spare[:0], batch
-		for i := range batch {
-			e := &batch[i]
+	for batch := effects.len(); batch > 0; batch = effects.len() {
+		for range batch {
+			e := effects.take()
 			event := floorEvent{node: e.node, attempt: e.attempt, sequence: e.sequence, session: "session-" + e.node}
 			switch e.kind {
 			case 0:

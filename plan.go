@@ -170,17 +170,17 @@ func matchGroups(observed *ClusterState, desired *Desired) iter.Seq2[*nodeGroup,
 			default:
 				order = cmp.Compare(observed.groups[i].id, desired.groups[j].id)
 			}
-			g, want := &nodeGroup{}, &desiredGroup{}
-			if order <= 0 {
-				g = observed.groups[i]
-				i++
-			}
+			var g *nodeGroup
+			want := &desiredGroup{}
 			if order >= 0 {
 				want = &desired.groups[j]
 				j++
 			}
-			if g.id == "" {
-				g.id = want.id
+			if order <= 0 {
+				g = observed.groups[i]
+				i++
+			} else {
+				g = &nodeGroup{id: want.id}
 			}
 			if !yield(g, want) {
 				return

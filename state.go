@@ -474,6 +474,9 @@ func importNode(m *ManagedNode, templates map[[32]byte]*template) (*node, error)
 	bad(m.Retry.Ambiguous != NoOperation && m.Retry.Ambiguous != CreateLease && m.Retry.Ambiguous != StartBootstrap,
 		"only a create or a start can be remembered as ambiguous")
 	bad(len(m.Held) > maxHeld, "more observations are held than a node can hold")
+	bad(slices.ContainsFunc(m.Held, func(o Observation) bool {
+		return o.Node != r.Node || o.Attempt != m.Attempt || o.Kind <= OperationCompleted || o.Kind >= NodeLost
+	}), "what is held is not of the stream of this attempt")
 	n := &node{
 		template: t, attempt: m.Attempt, index: int32(r.Index), stage: r.Stage, intent: m.Intent, ready: r.Ready,
 		ambiguous: m.Retry.Ambiguous, nextEffectAt: at("nextEffectAt", m.Retry.NextEffectAt), restartAt: at("restartAt", m.Retry.RestartAt),

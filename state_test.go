@@ -396,6 +396,9 @@ func TestStateJSONKeepsEveryField(t *testing.T) {
 	node.Record.Spec.SwarmJoin.ExpectedLogicalNodeID = "w-3"
 	node.Attempt, node.Pending.ID = 3, OperationID{Attempt: 3, Sequence: 3}
 	node.Intent, node.Retry.Ambiguous = Deleting, StartBootstrap
+	for i := range node.Held {
+		node.Held[i].Kind, node.Held[i].Node, node.Held[i].Attempt = BootstrapFailed, "w-3", 3
+	}
 	s, err := NewClusterState(3, 4, node)
 	require.NoError(t, err)
 	exported, _ := s.Node("w-3")
@@ -466,7 +469,7 @@ func TestStateRemoveLetsGoOfTheRoom(t *testing.T) {
 // hands out, or through its clone.
 func TestStateSharesNothingMutable(t *testing.T) {
 	given := ftNode(ftReachable, ftPending(StartBootstrap))
-	given.Held = []Observation{{Kind: SwactorJoined, Session: ftSession, Swactor: "first"}}
+	given.Held = []Observation{{Kind: SwactorJoined, Node: given.Record.Node, Attempt: given.Attempt, Session: ftSession, Swactor: "first"}}
 	given.Record.Spec.Boot.Env = map[string]string{"A": "1"}
 	given.Record.Spec.Boot.Args = []string{"a"}
 	s := ftState(t, given)
@@ -538,6 +541,18 @@ func TestNewClusterStateRefuses(t *testing.T) {
 		{"no such intent", func(m *ManagedNode) { m.Intent = intents }, "stage or intent does not exist"},
 		{"nothing else is ever remembered", ftAmbiguous(DestroyLease), "only a create or a start can be remembered as ambiguous"},
 		{"the room for held observations is bounded", func(m *ManagedNode) { m.Held = make([]Observation, maxHeld+1) }, "more observations are held"},
+		{"another attempt's join would be folded", func(m *ManagedNode) {
+			m.Held = []Observation{{Kind: SwactorJoined, Node: m.Record.Node, Attempt: m.Attempt + 1}}
+		}, "not of the stream of this attempt"},
+		{"another slot's join would be folded", func(m *ManagedNode) {
+			m.Held = []Observation{{Kind: SwactorJoined, Node: "w-7", Attempt: m.Attempt}}
+		}, "not of the stream of this attempt"},
+		{"a completion is never held", func(m *ManagedNode) {
+			m.Held = []Observation{{Kind: OperationCompleted, Node: m.Record.Node, Attempt: m.Attempt}}
+		}, "not of the stream of this attempt"},
+		{"a loss is never held", func(m *ManagedNode) {
+			m.Held = []Observation{{Kind: NodeLost, Node: m.Record.Node, Attempt: m.Attempt}}
+		}, "not of the stream of this attempt"},
 		{"an operation belongs to its attempt", func(m *ManagedNode) { ftPending(CreateLease)(m); m.Pending.ID.Attempt++ }, "of another attempt (S2)"},
 		{"an operation is of some kind", ftPending(NoOperation), "the pending operation is of no kind"},
 		{"an operation is of a known kind", ftPending(operationKinds), "the pending operation is of no kind"},
