@@ -29,9 +29,10 @@ type Config struct {
 	// above every attempt of an earlier life to use that life's RunID again.
 	FirstAttempt NodeAttemptID
 	// OnEvent is told what the driver does, in order, one event at a time,
-	// from the goroutine that caused it. It may call the driver; DriveNext
-	// then answers [ErrReentrantPass]. A panic in it is fenced and counted.
-	// nil costs nothing.
+	// from the goroutine that caused it or, if that one finds another event
+	// being told, from the goroutine that tells it. It may call the driver;
+	// within a pass DriveNext answers [ErrReentrantPass]. A panic in it is
+	// fenced and counted. nil costs nothing.
 	OnEvent func(Event)
 }
 
@@ -227,9 +228,9 @@ func (d *ClusterDriver) UpdateDesired(shape ClusterShape) error {
 	if !d.draining {
 		err = d.accept(shape)
 	}
-	at := d.clock.tick
+	d.addOffer(shape, err)
 	d.in.Unlock()
-	d.tellOffer(shape, err, at)
+	d.events.handOut()
 	return err
 }
 
@@ -247,9 +248,9 @@ func (d *ClusterDriver) drain() error {
 	}
 	err := d.accept(nothing)
 	d.draining = err == nil
-	at := d.clock.tick
+	d.addOffer(nothing, err)
 	d.in.Unlock()
-	d.tellOffer(nothing, err, at)
+	d.events.handOut()
 	return err
 }
 
@@ -269,15 +270,13 @@ func (d *ClusterDriver) accept(shape ClusterShape) error {
 	return nil
 }
 
-func (d *ClusterDriver) tellOffer(shape ClusterShape, err error, at instant) {
-	if d.events.hook == nil {
-		return
-	}
-	e := Event{Kind: EventUpdateAccepted, At: at.time(), Generation: shape.Generation}
+// addOffer has it told what came of an offer. The caller holds in.
+func (d *ClusterDriver) addOffer(shape ClusterShape, err error) {
+	e := Event{Kind: EventUpdateAccepted, At: d.clock.tick.time(), Generation: shape.Generation}
 	if err != nil {
 		e.Kind, e.Err = EventUpdateRefused, err
 	}
-	d.events.emit(e)
+	d.events.add(e)
 }
 
 // Deliver takes an observation, which the next pass folds, and queues a pass.
@@ -1013,7 +1012,8 @@ func (d *ClusterDriver) flush() {
 	if len(d.notes) > 0 {
 		notes := d.notes
 		d.notes = nil
-		d.events.emit(notes...)
+		d.events.add(notes...)
+		d.events.handOut()
 	}
 }
 
