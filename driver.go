@@ -620,7 +620,7 @@ func (d *ClusterDriver) takeWish() {
 		g.wish.want = want
 		from, to := min(old.count, want.count), max(old.count, want.count)
 		if !sameTemplate(old.template, want.template) {
-			from, to = 0, max(to, len(g.nodes))
+			from = 0
 		}
 		for index := from; index < to; index++ {
 			if n := g.at(index); n != nil {
@@ -834,7 +834,8 @@ func (d *ClusterDriver) apply(steps []step, at instant) (effects []dispatch, ove
 			over = append(over, n.attempt)
 			d.note(Event{Kind: EventDestroyed, At: at.time(), Node: n.id, Attempt: n.attempt})
 		case Reap:
-			d.forget(n)
+			d.state.remove(n) // in no queue any more: it waits for nothing and counts for nothing
+			d.dropIfEmpty(n.group)
 			d.note(Event{Kind: EventReaped, At: at.time(), Node: n.id, Attempt: n.attempt})
 			continue // there is nothing left to look at again
 		case Dispatch:
@@ -953,15 +954,6 @@ func recount(mark *bool, is bool) int {
 	}
 	*mark = is
 	return change
-}
-
-// forget removes a node from the state and from everything kept about it.
-func (d *ClusterDriver) forget(n *node) {
-	d.deadlines.Remove(n)
-	d.settled += recount(&n.settled, false)
-	d.ready += recount(&n.counted, false)
-	d.state.remove(n)
-	d.dropIfEmpty(n.group)
 }
 
 func (n *node) slot() slot { return slot{n.group, int(n.index)} }
