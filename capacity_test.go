@@ -123,6 +123,27 @@ func TestRefusedPlaceGoesOn(t *testing.T) {
 	dtCheckLaw(t, d)
 }
 
+// TestPlacesThatGoOnAreTakenInSlotOrder too, whatever the classes are.
+func TestPlacesThatGoOnAreTakenInSlotOrder(t *testing.T) {
+	first, x := dtDriver(t, Config{}, dtGroup("x", 3, "v1")), &dtExecutor{}
+	dtDrive(t, first, dtStart, x)
+	for _, e := range x.submitted {
+		first.Deliver(dtCompleted(e, dtSuccess(e)))
+	}
+	require.NoError(t, first.foldOnly(dtStart))
+	d, err := newDriverFrom(first.Snapshot(), dtShape(2, dtGroup("a", 1, "v1")), Config{MaxInFlight: 2})
+	require.NoError(t, err)
+	x = &dtExecutor{}
+	x.submit = func(Effect) (bool, error) {
+		if len(x.submitted) < 2 {
+			return false, errors.New("refused")
+		}
+		return false, nil
+	}
+	dtDrive(t, d, dtStart, x)
+	require.Equal(t, []string{"x-0 DestroyLease", "x-1 DestroyLease", "a-0 CreateLease", "x-2 DestroyLease"}, dtKinds(x))
+}
+
 // TestQueuedTakesNoPlace: what waits behind a call of its own attempt loads
 // nobody.
 func TestQueuedTakesNoPlace(t *testing.T) {

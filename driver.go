@@ -29,9 +29,10 @@ type Config struct {
 	// above every attempt of an earlier life to use that life's RunID again.
 	FirstAttempt NodeAttemptID
 	// OnEvent is told what the driver does, in order, one event at a time,
-	// from the goroutine that caused it. It may call the driver; DriveNext
-	// then answers [ErrReentrantPass]. A panic in it is fenced and counted.
-	// nil costs nothing.
+	// from the goroutine that caused it or, if that one finds another event
+	// being told, from the goroutine that tells it. It may call the driver;
+	// within a pass DriveNext answers [ErrReentrantPass]. A panic in it is
+	// fenced and counted. nil costs nothing.
 	OnEvent func(Event)
 }
 
@@ -235,9 +236,9 @@ func (d *ClusterDriver) UpdateDesired(shape ClusterShape) error {
 	if !d.draining {
 		err = d.accept(shape)
 	}
-	at := d.clock.tick
+	d.addOffer(shape, err)
 	d.in.Unlock()
-	d.tellOffer(shape, err, at)
+	d.events.handOut()
 	return err
 }
 
@@ -255,9 +256,9 @@ func (d *ClusterDriver) drain() error {
 	}
 	err := d.accept(nothing)
 	d.draining = err == nil
-	at := d.clock.tick
+	d.addOffer(nothing, err)
 	d.in.Unlock()
-	d.tellOffer(nothing, err, at)
+	d.events.handOut()
 	return err
 }
 
@@ -277,15 +278,13 @@ func (d *ClusterDriver) accept(shape ClusterShape) error {
 	return nil
 }
 
-func (d *ClusterDriver) tellOffer(shape ClusterShape, err error, at instant) {
-	if d.events.hook == nil {
-		return
-	}
-	e := Event{Kind: EventUpdateAccepted, At: at.time(), Generation: shape.Generation}
+// addOffer has it told what came of an offer. The caller holds in.
+func (d *ClusterDriver) addOffer(shape ClusterShape, err error) {
+	e := Event{Kind: EventUpdateAccepted, At: d.clock.tick.time(), Generation: shape.Generation}
 	if err != nil {
 		e.Kind, e.Err = EventUpdateRefused, err
 	}
-	d.events.emit(e)
+	d.events.add(e)
 }
 
 // Deliver takes an observation, which the next pass folds, and queues a pass.
@@ -645,7 +644,7 @@ func (d *ClusterDriver) takeWish() {
 		g.wish.want = want
 		from, to := min(old.count, want.count), max(old.count, want.count)
 		if !sameTemplate(old.template, want.template) {
-			from, to = 0, max(to, len(g.nodes))
+			from = 0
 		}
 		for index := from; index < to; index++ {
 			if n := g.at(index); n != nil {
@@ -853,7 +852,8 @@ func (d *ClusterDriver) apply(steps []step, at instant) (effects []dispatch, ove
 			over = append(over, n.attempt)
 			d.note(Event{Kind: EventDestroyed, At: at.time(), Node: n.id, Attempt: n.attempt})
 		case Reap:
-			d.forget(n)
+			d.state.remove(n) // in no queue any more: it waits for nothing and counts for nothing
+			d.dropIfEmpty(n.group)
 			d.note(Event{Kind: EventReaped, At: at.time(), Node: n.id, Attempt: n.attempt})
 			continue // there is nothing left to look at again
 		case Dispatch:
@@ -978,15 +978,6 @@ func recount(mark *bool, is bool) int {
 	return change
 }
 
-// forget removes a node from the state and from everything kept about it.
-func (d *ClusterDriver) forget(n *node) {
-	d.deadlines.Remove(n)
-	d.settled += recount(&n.settled, false)
-	d.ready += recount(&n.counted, false)
-	d.state.remove(n)
-	d.dropIfEmpty(n.group)
-}
-
 func (n *node) slot() slot { return slot{n.group, int(n.index)} }
 
 // outline is what events tell the difference of.
@@ -1035,7 +1026,8 @@ func (d *ClusterDriver) flush() {
 	if len(d.notes) > 0 {
 		notes := d.notes
 		d.notes = nil
-		d.events.emit(notes...)
+		d.events.add(notes...)
+		d.events.handOut()
 	}
 }
 

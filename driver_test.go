@@ -143,6 +143,32 @@ func TestClockRefusesWhatItCannotExpress(t *testing.T) {
 	}
 }
 
+// TestClockLooksAtEveryPolicy: the longest wait may be that of a single group.
+func TestClockLooksAtEveryPolicy(t *testing.T) {
+	const century = 100 * 365 * 24 * time.Hour
+	d := dtDriver(t, Config{GroupRetry: map[NodeGroupID]RetryPolicy{"w": {StableAfter: century}}}, dtGroup("v", 1, "v1"))
+	_, err := d.DriveNext(dtStart.Add(century), &dtExecutor{})
+	require.ErrorIs(t, err, ErrClockExhausted)
+	_, err = d.DriveNext(dtStart, &dtExecutor{})
+	require.NoError(t, err)
+}
+
+// TestClockRunsOut: leaps forward that are each lawful can use the clock up. It
+// then says so and stays where it is.
+func TestClockRunsOut(t *testing.T) {
+	d, x := dtDriver(t, Config{}, dtGroup("w", 1, "v1")), &dtExecutor{}
+	const century = 100 * 365 * 24 * time.Hour
+	dtDrive(t, d, dtStart, x)
+	dtDrive(t, d, dtStart.Add(century), x)
+	dtDrive(t, d, dtStart, x) // back
+	state := dtJSON(t, d.Snapshot())
+	_, err := d.DriveNext(dtStart.Add(century), x)
+	require.ErrorIs(t, err, ErrClockExhausted)
+	require.Equal(t, state, dtJSON(t, d.Snapshot()))
+	dtDrive(t, d, dtStart.Add(time.Hour), x)
+	require.Greater(t, len(x.submitted), 1, "a host that is right again goes on")
+}
+
 // TestPassKeepsNoLargeLists: what a large pass needed is not kept for the small
 // ones after it.
 func TestPassKeepsNoLargeLists(t *testing.T) {
@@ -163,8 +189,33 @@ func TestPassKeepsNoLargeLists(t *testing.T) {
 	require.LessOrEqual(t, cap(d.steps), maxSpare)
 	require.LessOrEqual(t, cap(d.effects), maxSpare)
 	require.Empty(t, d.missing)
+}
+
+// TestPassKeepsNothingAlive: the lists that are kept for the next pass are wiped,
+// also the part that only the first of several rounds of submissions used.
+func TestPassKeepsNothingAlive(t *testing.T) {
+	d, x := dtDriver(t, Config{MaxInFlight: 20}, dtGroup("w", 30, "v1")), &dtExecutor{}
+	x.submit = func(e Effect) (bool, error) {
+		d.Deliver(dtCompleted(e, dtFailed(e, ClassDefinite)))
+		return false, errors.New("refused")
+	}
+	dtDrive(t, d, dtStart, x)
+	require.Len(t, x.submitted, 30)
+	require.NotZero(t, cap(d.spare)+cap(d.inbox))
+	for _, o := range append(d.spare[:cap(d.spare)], d.inbox[:cap(d.inbox)]...) {
+		require.Zero(t, o)
+	}
+	require.NotZero(t, cap(d.spareHot))
+	for _, n := range d.spareHot[:cap(d.spareHot)] {
+		require.Nil(t, n)
+	}
+	require.NotZero(t, cap(d.steps))
+	for _, s := range d.steps[:cap(d.steps)] {
+		require.Nil(t, s.group)
+	}
+	require.GreaterOrEqual(t, cap(d.effects), 20)
 	for _, e := range d.effects[:cap(d.effects)] {
-		require.Nil(t, e.node, "a list that is kept keeps nothing alive")
+		require.Nil(t, e.node)
 	}
 }
 
@@ -776,6 +827,45 @@ func TestNotQuiescent(t *testing.T) {
 	passes, err := d.DriveUntilBlocked(dtStart, &dtExecutor{})
 	require.ErrorIs(t, err, ErrNotQuiescent)
 	require.Equal(t, 1+maxOwnPasses+1, passes)
+}
+
+// TestAskedPassesAreNotCounted: only passes that nobody else asked for are bounded
+// in number.
+func TestAskedPassesAreNotCounted(t *testing.T) {
+	var d *ClusterDriver
+	left := 3 * maxOwnPasses
+	d = dtDriver(t, Config{OnEvent: func(e Event) {
+		if d.ownDirt = true; left%8 != 0 {
+			d.Trigger()
+		}
+		if left--; left <= 0 {
+			d.ownDirt = false
+		}
+	}})
+	passes, err := d.DriveUntilBlocked(dtStart, &dtExecutor{})
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, passes, 3*maxOwnPasses)
+}
+
+// TestGroupPolicy: a group that has its own is judged by it in everything that
+// the driver itself starts to wait for.
+func TestGroupPolicy(t *testing.T) {
+	own := RetryPolicy{InitialDelay: 7 * time.Second, OperationTimeout: 11 * time.Second, EndpointTimeout: 30 * time.Second}
+	d, x := dtDriver(t, Config{GroupRetry: map[NodeGroupID]RetryPolicy{"w": own}}, dtGroup("w", 1, "v1")), &dtExecutor{}
+	dtDrive(t, d, dtStart, x)
+	e := dtLast(t, x, CreateLease)
+	require.Equal(t, dtStart.Add(11*time.Second), e.Deadline)
+	d.Deliver(dtCompleted(e, dtSuccess(e)))
+	dtDrive(t, d, dtStart, x)
+	require.Equal(t, dtStart.Add(30*time.Second), dtNode(t, d, "w-0").Retry.StageDeadline)
+	dtDrive(t, d, dtStart.Add(11*time.Second), x)
+	require.Equal(t, dtStart.Add(18*time.Second), dtNode(t, d, "w-0").Retry.NextEffectAt, "of an operation that expired")
+	dtDrive(t, d, dtStart.Add(18*time.Second), x)
+	dtDrive(t, d, dtStart.Add(29*time.Second), x)
+	m := dtNode(t, d, "w-0")
+	require.Equal(t, dtStart.Add(43*time.Second), m.Retry.NextEffectAt)
+	dtDrive(t, d, dtStart.Add(30*time.Second), x)
+	require.Equal(t, dtStart.Add(58*time.Second), dtNode(t, d, "w-0").Retry.RestartAt, "of an attempt that was out of time: the third failure")
 }
 
 // TestEventsOutOfOrder: of another attempt, too early, twice, of no slot: a

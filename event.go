@@ -122,14 +122,24 @@ type eventQueue struct {
 	panics  uint64
 }
 
-// emit is called with no lock of the driver held.
-func (q *eventQueue) emit(events ...Event) {
-	if q.hook == nil || len(events) == 0 {
+// add puts events in line. What happened under a lock is added under it, so that
+// it is told in that order; the hook is not called yet.
+func (q *eventQueue) add(events ...Event) {
+	if q.hook == nil {
 		return
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting = append(q.waiting, events...)
+}
+
+// handOut is called with no lock of the driver held.
+func (q *eventQueue) handOut() {
+	if q.hook == nil {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	if q.busy {
 		return
 	}

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,7 +14,7 @@ import (
 )
 
 func TestEventNames(t *testing.T) {
-	require.Len(t, eventNames, int(EventKind(len(eventNames))))
+	require.Equal(t, EventFault, EventKind(len(eventNames)-1), "the last event has the last name")
 	seen := map[string]bool{}
 	for kind := EventKind(1); kind < EventKind(len(eventNames)); kind++ {
 		text, err := kind.MarshalText()
@@ -343,6 +344,35 @@ func TestEventsOfManyGoroutines(t *testing.T) {
 	require.Equal(t, map[string]int{"UpdateAccepted generation 1": 400}, told)
 }
 
+// TestUpdatesAreToldInTheirOrder: of two that are accepted, the later is told
+// later, whatever goroutines they come from.
+func TestUpdatesAreToldInTheirOrder(t *testing.T) {
+	var last uint64
+	d := dtDriver(t, Config{OnEvent: func(e Event) {
+		if e.Kind != EventUpdateAccepted {
+			return
+		}
+		if e.Generation <= last {
+			t.Errorf("generation %d is told after %d", e.Generation, last)
+		}
+		last = e.Generation
+	}})
+	var next atomic.Uint64
+	next.Store(1)
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 2000 {
+				if err := d.UpdateDesired(dtShape(next.Add(1))); err != nil && !errors.Is(err, ErrGenerationRegressed) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	require.Equal(t, d.Generation(), last)
+}
+
 // TestNoHookNoEvents: without a hook nothing is gathered.
 func TestNoHookNoEvents(t *testing.T) {
 	d, x := dtDriver(t, Config{}, dtGroup("w", 3, "v1")), &dtExecutor{}
@@ -350,6 +380,7 @@ func TestNoHookNoEvents(t *testing.T) {
 	dtDrive(t, d, dtStart, x)
 	require.Nil(t, d.notes)
 	require.Nil(t, d.events.waiting)
-	d.events.emit(Event{Kind: EventPass})
+	d.events.add(Event{Kind: EventPass})
+	d.events.handOut()
 	require.Nil(t, d.events.waiting)
 }
