@@ -18,10 +18,51 @@ func (w *World) check() error {
 	if err := errors.Join(state.Check(), invariant.Machines(w.config.Class, w.Fake.Machines())); err != nil {
 		return err
 	}
-	if err := w.checkExplained(state); err != nil {
-		return err
+	for _, check := range []func(*provisioning.ClusterState) error{w.checkExplained, w.checkBounds, w.checkKept} {
+		if err := check(state); err != nil {
+			return err
+		}
 	}
-	return w.checkBounds(state)
+	return nil
+}
+
+// checkKept compares each attempt with what it was when it was last looked at:
+// what is given up or lost never comes back, and a wait that was stored is never
+// moved, only ended (G4).
+func (w *World) checkKept(state *provisioning.ClusterState) error {
+	seen := make(map[provisioning.NodeAttemptID]provisioning.ManagedNode, state.Len())
+	for now := range state.All() {
+		seen[now.Attempt] = now
+		was, known := w.seen[now.Attempt]
+		if !known {
+			continue
+		}
+		kept := func(what string, ok bool, before, after any) error {
+			if ok {
+				return nil
+			}
+			return invariant.Wrong(fmt.Sprintf("%s of %s#%d to stay %v", what, now.Record.Node, now.Attempt, before), fmt.Sprint(after))
+		}
+		climbs := func(n provisioning.ManagedNode) bool {
+			return n.Intent == provisioning.Active && n.Record.Stage >= provisioning.StageEndpointKnown && n.Record.Stage <= provisioning.StageSwactorJoined
+		}
+		same := func(a, b time.Time) bool { return a.IsZero() || b.IsZero() || a.Equal(b) }
+		idle := was.Pending == nil && was.NextSequence == now.NextSequence // nothing ended between
+		err := errors.Join(
+			kept("intent", was.Intent <= now.Intent, was.Intent, now.Intent),
+			kept("end", was.Record.Stage < provisioning.StageFailed || now.Record.Stage >= was.Record.Stage, was.Record.Stage, now.Record.Stage),
+			kept("lease", was.Record.Lease == "" || now.Record.Lease == "" || now.Record.Lease == was.Record.Lease, was.Record.Lease, now.Record.Lease),
+			kept("restart", same(was.Retry.RestartAt, now.Retry.RestartAt), was.Retry.RestartAt, now.Retry.RestartAt),
+			kept("wait", !idle || same(was.Retry.NextEffectAt, now.Retry.NextEffectAt), was.Retry.NextEffectAt, now.Retry.NextEffectAt),
+			kept("stage deadline", !climbs(was) || !climbs(now) || was.Retry.StageDeadline.Equal(now.Retry.StageDeadline),
+				was.Retry.StageDeadline, now.Retry.StageDeadline),
+		)
+		if err != nil {
+			return err
+		}
+	}
+	w.seen = seen
+	return nil
 }
 
 // checkExplained: every slot can say what it does (and with them all that is
@@ -39,7 +80,7 @@ func (w *World) checkExplained(state *provisioning.ClusterState) error {
 			return err
 		}
 	}
-	for spec := range w.desired.All() {
+	for spec := range w.wish.desired.All() {
 		if _, begun := state.Node(spec.Node); !begun {
 			if err := explain(spec.Node); err != nil {
 				return err
@@ -88,7 +129,7 @@ func (w *World) checkAfterPass() error {
 	}
 	now := w.Now()
 	clock := w.Driver.Clock(now)
-	want := provisioning.Decide(w.Driver.Snapshot(), w.desired, clock).RequeueAt
+	want := provisioning.Decide(w.Driver.Snapshot(), w.working.desired, clock).RequeueAt
 	at, stored := w.Driver.RequeueAt()
 	if found, expected := moment(at.Sub(now), stored), moment(want.Sub(clock), !want.IsZero()); found != expected {
 		return invariant.Wrong("RequeueAt "+expected, found)
@@ -141,5 +182,5 @@ func (w *World) outline() string {
 	at, stored := w.Driver.RequeueAt()
 	stats := w.Driver.Stats()
 	return fmt.Sprintf("%s, requeue %s, %d dispatched, %d attempts, converged %v",
-		w.State(), moment(at.Sub(w.Now()), stored), stats.Dispatched, stats.Attempts, w.Driver.Converged(w.shape.Generation))
+		w.State(), moment(at.Sub(w.Now()), stored), stats.Dispatched, stats.Attempts, w.Driver.Converged(w.wish.shape.Generation))
 }

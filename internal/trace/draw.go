@@ -108,6 +108,7 @@ var stepGroups = []struct {
 	{"silent removals", []Kind{Remove}},
 	{"clock trouble", []Kind{Back, Leap}},
 	{"wrong updates", []Kind{Refused, Rewish}},
+	{"updates during a pass", []Kind{WishDuring}},
 	{"needless passes", []Kind{Trigger}},
 }
 
@@ -248,7 +249,7 @@ func (p *palette) drawGroups(t *rapid.T) []Group {
 func (p *palette) drawStep(t *rapid.T, kinds []Kind) Step {
 	s := Step{Kind: rapid.SampledFrom(kinds).Draw(t, "kind")}
 	switch s.Kind {
-	case Wish:
+	case Wish, WishDuring:
 		s.Groups = p.drawGroups(t)
 	case Refused:
 		s.Groups = p.drawGroups(t)

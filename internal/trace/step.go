@@ -30,8 +30,10 @@ func (w *World) play(s Step) error {
 	switch s.Kind {
 	case Wish:
 		return w.Wish(s.Groups)
+	case WishDuring:
+		w.during = append(w.during, s.Groups)
 	case Rewish:
-		return w.Driver.UpdateDesired(w.shape)
+		return w.Driver.UpdateDesired(w.wish.shape)
 	case Refused:
 		return w.Refuse(s.Refusal, s.Groups)
 	case Script:
@@ -145,7 +147,7 @@ var refusalErrors = [...]error{provisioning.ErrRunChanged, provisioning.ErrGener
 // Refuse offers an update that must be refused, for the right reason and with
 // nothing changed (G9).
 func (w *World) Refuse(r Refusal, groups []Group) error {
-	shape := Shape(w.shape.Generation+1, groups...)
+	shape := Shape(w.wish.shape.Generation+1, groups...)
 	switch r {
 	case OtherRun:
 		shape.RunID = "another"
@@ -153,11 +155,11 @@ func (w *World) Refuse(r Refusal, groups []Group) error {
 			shape.Groups[i].Count = -1 // the run is looked at first
 		}
 	case LowerGeneration:
-		shape.Generation = w.shape.Generation - 1
+		shape.Generation = w.wish.shape.Generation - 1
 	case InvalidShape:
 		shape.Groups = append(shape.Groups, provisioning.NodeGroupSpec{GroupID: "w", Count: -1})
 	case SameGeneration:
-		shape.Generation = w.shape.Generation
+		shape.Generation = w.wish.shape.Generation
 		shape.Groups = append(shape.Groups, provisioning.NodeGroupSpec{GroupID: "another", Count: 1})
 	}
 	before := w.known()
@@ -176,6 +178,6 @@ func (w *World) known() string {
 	requeue, stored := w.Driver.RequeueAt()
 	ready, wished := w.Driver.Progress()
 	return fmt.Sprintf("%s, requeue %v %v, generation %d, observed %d, converged %v, %d of %d ready, %v",
-		w.State(), requeue.Sub(w.Now()), stored, w.Driver.Generation(), w.Driver.ObservedGeneration(), w.Driver.Converged(w.shape.Generation),
+		w.State(), requeue.Sub(w.Now()), stored, w.Driver.Generation(), w.Driver.ObservedGeneration(), w.Driver.Converged(w.wish.shape.Generation),
 		ready, wished, w.Driver.Plan(w.Now()).Actions)
 }

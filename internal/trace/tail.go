@@ -42,6 +42,7 @@ func (w *World) Calm() error {
 	w.say("## the trouble stops")
 	w.Fake.ClearScripts()
 	clear(w.losing)
+	w.during = nil
 	w.Driver.Trigger()
 	return w.Settle()
 }
@@ -188,7 +189,7 @@ func (w *World) CheckMachines() error {
 			return invariant.Wrong("no machine beside the one on record", fmt.Sprintf("%+v beside %s", m, node.Record.Lease))
 		}
 	}
-	for spec := range w.desired.All() {
+	for spec := range w.wish.desired.All() {
 		if owned[spec.Node] != 1 {
 			return invariant.Wrong("one machine of "+string(spec.Node), fmt.Sprint(owned[spec.Node]))
 		}

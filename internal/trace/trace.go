@@ -101,6 +101,7 @@ type Kind uint8
 // The kinds of steps. In brackets the fields of Step that count.
 const (
 	Wish        Kind = iota // a new wish under the next generation [Groups]
+	WishDuring              // a new wish, from within the next Submit [Groups]
 	Rewish                  // the accepted wish again
 	Refused                 // an update that must be refused [Refusal, Groups]
 	Script                  // outcomes of the next calls [Slot, Operation, Outcome, N]
@@ -183,6 +184,8 @@ func (s Step) String() string {
 	switch s.Kind {
 	case Wish:
 		return "shape +1" + groupWords(s.Groups)
+	case WishDuring:
+		return "shape +1" + groupWords(s.Groups) + " # from within the next Submit"
 	case Rewish:
 		return "shape +0 # the accepted one again"
 	case Refused:

@@ -72,6 +72,13 @@ func (x watchedExecutor) Submit(e provisioning.Effect) (bool, error) {
 	if ok {
 		w.holdEffect(what, node, e)
 	}
+	if len(w.during) > 0 {
+		groups := w.during[0]
+		w.during = w.during[1:]
+		if err := w.Wish(groups); err != nil {
+			w.problem("a wish from within Submit: %v", err)
+		}
+	}
 	queued, err := x.EffectExecutor.Submit(e)
 	if queued {
 		w.watch.behind[e.Operation] = true
@@ -268,7 +275,7 @@ func (w *World) deleting(e provisioning.Event) {
 		w.problem("%s#%d is being deleted and not in the state", e.Node, e.Attempt)
 		return
 	}
-	group := w.group(node.Record.Group)
+	group := w.working.group(node.Record.Group)
 	switch {
 	case node.Record.Index >= group.Count: // the highest indices go
 	case node.Record.Spec.Shape.Image != group.Image: // drift

@@ -33,9 +33,9 @@ type World struct {
 	start      time.Time     // provider time
 	setBack    time.Duration // how far the host's clock is behind the provider's
 
-	shape   provisioning.ClusterShape // the accepted wish
-	groups  []Group
-	desired *provisioning.Desired
+	wish    wish      // the accepted one
+	working wish      // that the last pass began with
+	during  [][]Group // to be wished for from within submissions
 
 	inbox     []provisioning.Observation // answered, not yet delivered
 	delivered map[provisioning.LogicalNodeID][]provisioning.Observation
@@ -43,8 +43,16 @@ type World struct {
 	told      map[string]bool                    // what the tail has reported, or the trace before it
 
 	watch watch
+	seen  map[provisioning.NodeAttemptID]provisioning.ManagedNode // by the last check
 	log   []string
 	logOf map[provisioning.LogicalNodeID][]string
+}
+
+// wish is a wish that the driver has accepted.
+type wish struct {
+	shape   provisioning.ClusterShape
+	groups  []Group
+	desired *provisioning.Desired
 }
 
 // New sets up the world of a trace. Close ends it.
@@ -105,13 +113,13 @@ func (w *World) Story(tr Trace) string {
 func (w *World) Log() []string { return slices.Clone(w.log) }
 
 // Generation returns the accepted generation.
-func (w *World) Generation() uint64 { return w.shape.Generation }
+func (w *World) Generation() uint64 { return w.wish.shape.Generation }
 
 // Config returns the world's configuration.
 func (w *World) Config() Config { return w.config }
 
 // Groups returns the accepted groups.
-func (w *World) Groups() []Group { return slices.Clone(w.groups) }
+func (w *World) Groups() []Group { return slices.Clone(w.wish.groups) }
 
 // LogOf is the part of the log that is about one slot.
 func (w *World) LogOf(slot provisioning.LogicalNodeID) []string { return slices.Clone(w.logOf[slot]) }
@@ -165,13 +173,13 @@ func (w *World) accepted(shape provisioning.ClusterShape, groups []Group) error 
 	if err != nil {
 		return fmt.Errorf("the driver accepted what Expand refuses: %w", err)
 	}
-	w.shape, w.groups, w.desired = shape, groups, desired
+	w.wish = wish{shape, groups, desired}
 	return nil
 }
 
 // Wish offers a wish under the next generation, which has to be accepted.
 func (w *World) Wish(groups []Group) error {
-	shape := Shape(w.shape.Generation+1, groups...)
+	shape := Shape(w.wish.shape.Generation+1, groups...)
 	if err := w.Driver.UpdateDesired(shape); err != nil {
 		return err
 	}
@@ -179,7 +187,7 @@ func (w *World) Wish(groups []Group) error {
 }
 
 func (w *World) wanted(slot provisioning.LogicalNodeID) *provisioning.LogicalNodeSpec {
-	for spec := range w.desired.All() {
+	for spec := range w.wish.desired.All() {
 		if spec.Node == slot {
 			return &spec
 		}
@@ -188,7 +196,7 @@ func (w *World) wanted(slot provisioning.LogicalNodeID) *provisioning.LogicalNod
 }
 
 // group returns what is wished for of a group; nothing if it is not.
-func (w *World) group(id provisioning.NodeGroupID) Group {
+func (w *wish) group(id provisioning.NodeGroupID) Group {
 	for _, g := range w.groups {
 		if g.ID == id {
 			return g
@@ -289,6 +297,7 @@ func (w *World) answer() bool {
 
 // pass runs one pass if one is queued, and asks what must be true after it.
 func (w *World) pass() (bool, error) {
+	w.working = w.wish
 	ran, err := w.Driver.DriveNext(w.Now(), w.submits)
 	if err != nil || !ran {
 		return ran, err
