@@ -142,6 +142,16 @@ func (b *Backend) Scripted(node provisioning.LogicalNodeID, kind provisioning.Op
 	return nil
 }
 
+// ClearScripts drops all outcomes that are still queued: from here on calls are
+// OK, whatever their slot. Calls that block go on to do so.
+func (b *Backend) ClearScripts() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.slots {
+		clear(s.scripts)
+	}
+}
+
 // Remove takes the live machines of a slot away behind everybody's back, with
 // their sessions and without a word. It returns how many there were.
 func (b *Backend) Remove(node provisioning.LogicalNodeID) int {

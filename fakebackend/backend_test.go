@@ -651,6 +651,10 @@ func TestScriptIsPerSlotAndOperation(t *testing.T) {
 	require.Equal(t, "Ambiguous", class(create, newCaller(b, keyOf("w-0", 2)).call(create)), "of any attempt")
 	require.Equal(t, []Outcome{Error()}, b.Scripted("w-0", create))
 	require.Empty(t, b.Scripted("w-9", create))
+	b.Script("w-1", destroy, Lost())
+	b.ClearScripts()
+	require.Empty(t, b.Scripted("w-0", create))
+	require.Empty(t, b.Scripted("w-1", destroy))
 	require.PanicsWithValue(t, "fakebackend: outcome dead is for CreateLease only, not for DestroyLease", func() { b.Script("w-0", destroy, Dead()) })
 	require.PanicsWithValue(t, "fakebackend: outcome hang of CreateLease on w-0 would block an inline call for ever", func() {
 		New(Config{Inline: true}).Script("w-0", create, Hang())

@@ -19,7 +19,7 @@
 // # Ways to run it
 //
 // On goroutines (ExecutorConfig.Go is nil): an outcome that hangs blocks its
-// goroutine until [Backend.Release] or [Backend.ReleaseAll], one that is slow
+// goroutine until [Backend.Release] or [Backend.Close], one that is slow
 // until the clock has been moved far enough.
 //
 // Deferred (ExecutorConfig.Go is [Work.Go]): calls wait in a [Work] until the

@@ -3,12 +3,10 @@ package scenario
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/swactor/provisioning"
-	"github.com/swactor/provisioning/fakebackend"
+	"github.com/swactor/provisioning/internal/invariant"
 )
 
 // check holds the world to what must be true after every line and at every
@@ -21,23 +19,7 @@ func (r *runner) check() error {
 	if err := state.Check(); err != nil {
 		return wrong("a state that keeps S1 to S8", err.Error())
 	}
-	return checkMachines(r.config.class, r.fake.Machines())
-}
-
-// checkMachines wants one machine a slot. Only a create that landed late at a
-// provider that knows labels alone may make a second: the provider did it.
-func checkMachines(class fakebackend.Class, machines []fakebackend.Machine) error {
-	first := make(map[provisioning.LogicalNodeID]fakebackend.Machine)
-	for _, m := range machines {
-		if class == fakebackend.Label && m.Late {
-			continue
-		}
-		if other, twice := first[m.Key.Node]; twice {
-			return wrong("one machine for "+string(m.Key.Node), fmt.Sprintf("%s and %s", other.Lease, m.Lease))
-		}
-		first[m.Key.Node] = m
-	}
-	return nil
+	return invariant.Machines(r.config.class, r.fake.Machines())
 }
 
 // checkRequeue works out from the state what RequeueAt has to be, at the moment
@@ -92,7 +74,7 @@ func (r *runner) takeFurtherPass() error {
 	if err != nil {
 		return err
 	}
-	if err := checkPlan(r.driver.Plan(r.now()), r.config.maxInFlight); err != nil {
+	if err := invariant.NothingLeft(r.driver.Plan(r.now()), r.config.maxInFlight); err != nil {
 		return err
 	}
 	r.driver.Trigger()
@@ -128,22 +110,4 @@ func (r *runner) outline() (string, error) {
 	stats := r.driver.Stats()
 	return fmt.Sprintf("%s, requeue %s, %d dispatched, %d attempts, converged %v", state, momentWord(at.Sub(r.now()), ok),
 		stats.Dispatched, stats.Attempts, r.driver.Converged(r.shape.Generation)), nil
-}
-
-// checkPlan wants nothing to be left to do. Under a limit there may be
-// dispatches that have no place.
-func checkPlan(plan provisioning.Plan, maxInFlight int) error {
-	var left []string
-	for _, a := range plan.Actions {
-		if maxInFlight == 0 || a.Kind != provisioning.Dispatch {
-			left = append(left, fmt.Sprintf("%v of %s (%v)", a.Kind, a.Node, a.Rule))
-		}
-	}
-	for _, f := range plan.Faults {
-		left = append(left, fmt.Sprintf("a fault of %s: %v", f.Node, f.Err))
-	}
-	if slices.Sort(left); left != nil {
-		return wrong("nothing left to do", strings.Join(left, ", "))
-	}
-	return nil
 }

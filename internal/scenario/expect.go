@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/swactor/provisioning"
+	"github.com/swactor/provisioning/internal/invariant"
 )
 
 func (r *runner) doExpect(words []string) error {
@@ -250,8 +251,8 @@ func (r *runner) expectSlot(words []string) error {
 			known = &node
 		}
 		if err := r.expectFact(slot, known, key, value); err != nil {
-			if m, ok := err.(*mismatch); ok {
-				return wrong(words[0]+" "+m.expected, m.found)
+			if m, ok := err.(*invariant.Mismatch); ok {
+				return wrong(words[0]+" "+m.Expected, m.Found)
 			}
 			return err
 		}

@@ -3,6 +3,8 @@ package scenario
 import (
 	"fmt"
 	"strings"
+
+	"github.com/swactor/provisioning/internal/invariant"
 )
 
 // Failure says where a scenario failed and what had happened until then.
@@ -34,12 +36,8 @@ func (f *Failure) Error() string {
 	return b.String()
 }
 
-// mismatch is the error of a command; Run adds where it was.
-type mismatch struct{ expected, found string }
-
-func (m *mismatch) Error() string { return "expected " + m.expected + ", found " + m.found }
-
-func wrong(expected, found string) error { return &mismatch{expected, found} }
+// wrong is the error of a command; Run adds where it was.
+func wrong(expected, found string) error { return invariant.Wrong(expected, found) }
 
 // keptTrace bounds the trace: a scenario may run for virtual weeks.
 const keptTrace = 300

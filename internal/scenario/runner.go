@@ -10,6 +10,7 @@ import (
 
 	"github.com/swactor/provisioning"
 	"github.com/swactor/provisioning/fakebackend"
+	"github.com/swactor/provisioning/internal/invariant"
 )
 
 // Options change how a scenario is run, never what must hold.
@@ -69,8 +70,8 @@ func Run(file, source string, options Options) error {
 			return nil
 		}
 		f := &Failure{File: file, Line: last, Text: text, Expected: "no error", Found: err.Error(), Trace: r.trace.entries, LeftOut: r.trace.leftOut}
-		if m, ok := errors.AsType[*mismatch](err); ok {
-			f.Expected, f.Found = m.expected, m.found
+		if m, ok := errors.AsType[*invariant.Mismatch](err); ok {
+			f.Expected, f.Found = m.Expected, m.Found
 		}
 		return f
 	}
@@ -93,7 +94,7 @@ func Run(file, source string, options Options) error {
 	if err := r.close(); err != nil {
 		return fail(err)
 	}
-	return fail(awaitGoroutines(goroutines))
+	return fail(invariant.AwaitGoroutines(goroutines))
 }
 
 // play runs one line and checks what must hold after it.
@@ -305,19 +306,6 @@ func (r *runner) close() error {
 	ctx, stop := context.WithTimeout(context.Background(), 10*time.Second)
 	defer stop()
 	return r.inner.Close(ctx)
-}
-
-// awaitGoroutines returns once no more goroutines live than before. Those that
-// are over may take a moment to be gone, but no more.
-func awaitGoroutines(before int) error {
-	deadline := time.Now().Add(10 * time.Second)
-	for runtime.NumGoroutine() > before {
-		if time.Now().After(deadline) {
-			return wrong(fmt.Sprintf("%d goroutines, as before the scenario", before), fmt.Sprint(runtime.NumGoroutine()))
-		}
-		runtime.Gosched()
-	}
-	return nil
 }
 
 func (r *runner) watchEvent(e provisioning.Event) {

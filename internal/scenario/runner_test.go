@@ -11,6 +11,7 @@ import (
 
 	"github.com/swactor/provisioning"
 	"github.com/swactor/provisioning/fakebackend"
+	"github.com/swactor/provisioning/internal/invariant"
 )
 
 func text(lines ...string) string { return strings.Join(lines, "\n") + "\n" }
@@ -409,9 +410,9 @@ func TestChecksAfterEveryLine(t *testing.T) {
 			l.passes = 0
 			test.fault(r, l)
 			err := r.play([]string{"trigger"})
-			m, ok := errors.AsType[*mismatch](err)
+			m, ok := errors.AsType[*invariant.Mismatch](err)
 			require.True(t, ok, "got %v", err)
-			require.True(t, strings.HasPrefix(m.expected, test.expected), m.expected)
+			require.True(t, strings.HasPrefix(m.Expected, test.expected), m.Expected)
 		})
 	}
 	t.Run("a further call", func(t *testing.T) {
@@ -439,32 +440,6 @@ func TestChecksAfterEveryLine(t *testing.T) {
 			Key: provisioning.ExternalKey{Run: run, Node: "w-0", Attempt: 1}, Operation: provisioning.OperationID{Attempt: 1, Sequence: 1}})
 		require.ErrorContains(t, r.play([]string{"trigger"}), "create 1/1 of w-0 started beside another call of attempt 1")
 	})
-}
-
-// Only what a provider by label made late by itself may be a second machine.
-func TestTwoMachines(t *testing.T) {
-	machine := func(attempt provisioning.NodeAttemptID, late bool) fakebackend.Machine {
-		return fakebackend.Machine{Key: provisioning.ExternalKey{Run: run, Node: "w-0", Attempt: attempt}, Late: late}
-	}
-	for _, class := range []fakebackend.Class{fakebackend.Token, fakebackend.Name, fakebackend.Label} {
-		require.NoError(t, checkMachines(class, []fakebackend.Machine{machine(1, true)}))
-		require.Error(t, checkMachines(class, []fakebackend.Machine{machine(1, false), machine(2, false)}))
-		err := checkMachines(class, []fakebackend.Machine{machine(1, true), machine(1, false)})
-		if class == fakebackend.Label {
-			require.NoError(t, err)
-		} else {
-			require.Error(t, err)
-		}
-	}
-}
-
-// A plan may leave dispatches over where there is a limit, and nothing else.
-func TestPlanUnderALimit(t *testing.T) {
-	plan := provisioning.Plan{Actions: []provisioning.Action{{Node: "w-0", Kind: provisioning.Dispatch}}}
-	require.NoError(t, checkPlan(plan, 1))
-	require.Error(t, checkPlan(plan, 0))
-	plan.Actions[0].Kind = provisioning.Reap
-	require.Error(t, checkPlan(plan, 1))
 }
 
 // Setting the clock back stops the host's time and not the provider's, also

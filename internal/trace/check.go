@@ -1,0 +1,186 @@
+package trace
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/swactor/provisioning"
+	"github.com/swactor/provisioning/internal/invariant"
+)
+
+// check asks what must be true at every moment.
+func (w *World) check() error {
+	if len(w.watch.problems) > 0 {
+		return w.watch.problems[0]
+	}
+	state := w.Driver.Snapshot()
+	if err := errors.Join(state.Check(), invariant.Machines(w.config.Class, w.Fake.Machines())); err != nil {
+		return err
+	}
+	for _, check := range []func(*provisioning.ClusterState) error{w.checkExplained, w.checkBounds, w.checkKept} {
+		if err := check(state); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkKept compares each attempt with what it was when it was last looked at:
+// what is given up or lost never comes back, and a wait that was stored is never
+// moved, only ended (G4).
+func (w *World) checkKept(state *provisioning.ClusterState) error {
+	seen := make(map[provisioning.NodeAttemptID]provisioning.ManagedNode, state.Len())
+	for now := range state.All() {
+		seen[now.Attempt] = now
+		was, known := w.seen[now.Attempt]
+		if !known {
+			continue
+		}
+		kept := func(what string, ok bool, before, after any) error {
+			if ok {
+				return nil
+			}
+			return invariant.Wrong(fmt.Sprintf("%s of %s#%d to stay %v", what, now.Record.Node, now.Attempt, before), fmt.Sprint(after))
+		}
+		climbs := func(n provisioning.ManagedNode) bool {
+			return n.Intent == provisioning.Active && n.Record.Stage >= provisioning.StageEndpointKnown && n.Record.Stage <= provisioning.StageSwactorJoined
+		}
+		same := func(a, b time.Time) bool { return a.IsZero() || b.IsZero() || a.Equal(b) }
+		idle := was.Pending == nil && was.NextSequence == now.NextSequence // nothing ended between
+		err := errors.Join(
+			kept("intent", was.Intent <= now.Intent, was.Intent, now.Intent),
+			kept("end", was.Record.Stage < provisioning.StageFailed || now.Record.Stage >= was.Record.Stage, was.Record.Stage, now.Record.Stage),
+			kept("lease", was.Record.Lease == "" || now.Record.Lease == "" || now.Record.Lease == was.Record.Lease, was.Record.Lease, now.Record.Lease),
+			kept("restart", same(was.Retry.RestartAt, now.Retry.RestartAt), was.Retry.RestartAt, now.Retry.RestartAt),
+			kept("wait", !idle || same(was.Retry.NextEffectAt, now.Retry.NextEffectAt), was.Retry.NextEffectAt, now.Retry.NextEffectAt),
+			kept("stage deadline", !climbs(was) || !climbs(now) || was.Retry.StageDeadline.Equal(now.Retry.StageDeadline),
+				was.Retry.StageDeadline, now.Retry.StageDeadline),
+		)
+		if err != nil {
+			return err
+		}
+	}
+	w.seen = seen
+	return nil
+}
+
+// checkExplained: every slot can say what it does (and with them all that is
+// wished for and not begun).
+func (w *World) checkExplained(state *provisioning.ClusterState) error {
+	explain := func(slot provisioning.LogicalNodeID) error {
+		e, ok := w.Driver.Explain(slot, w.Now())
+		if !ok || e.String() == "" || e.Decision.Err != nil {
+			return invariant.Wrong("an explanation of "+string(slot), fmt.Sprintf("%v %q %v", ok, e, e.Decision.Err))
+		}
+		return nil
+	}
+	for node := range state.All() {
+		if err := explain(node.Record.Node); err != nil {
+			return err
+		}
+	}
+	for spec := range w.wish.desired.All() {
+		if _, begun := state.Node(spec.Node); !begun {
+			if err := explain(spec.Node); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// checkBounds: what is remembered follows what lives (G12), and no more is in
+// flight than may be (G10).
+func (w *World) checkBounds(state *provisioning.ClusterState) error {
+	stats := w.Executor.Stats()
+	if most := state.Len() + stats.RunningExpired; stats.Attempts > most {
+		return invariant.Wrong(fmt.Sprintf("at most %d attempts in the ledger (G12)", most), fmt.Sprint(stats.Attempts))
+	}
+	if places := w.placesTaken(state); w.config.MaxInFlight > 0 && places > w.config.MaxInFlight {
+		return invariant.Wrong(fmt.Sprintf("at most %d operations in flight (G10)", w.config.MaxInFlight), fmt.Sprint(places))
+	}
+	for node := range state.All() {
+		if len(node.Held) > 16 {
+			return invariant.Wrong("at most 16 held observations", fmt.Sprint(len(node.Held)))
+		}
+	}
+	return nil
+}
+
+func (w *World) placesTaken(state *provisioning.ClusterState) int {
+	taken := 0
+	for node := range state.All() {
+		if node.Pending != nil && !w.watch.behind[node.Pending.ID] {
+			taken++
+		}
+	}
+	return taken
+}
+
+// checkAfterPass asks also what must be true at the end of a pass: RequeueAt is
+// what Decide says about the state that the pass left, and not yet due.
+func (w *World) checkAfterPass() error {
+	if err := w.check(); err != nil {
+		return err
+	}
+	if dispatched, submitted := len(w.watch.dispatched), len(w.watch.submitted); dispatched != submitted {
+		return invariant.Wrong(fmt.Sprintf("%d operations submitted, as many as were recorded (G3)", dispatched), fmt.Sprint(submitted))
+	}
+	now := w.Now()
+	clock := w.Driver.Clock(now)
+	want := provisioning.Decide(w.Driver.Snapshot(), w.working.desired, clock).RequeueAt
+	at, stored := w.Driver.RequeueAt()
+	if found, expected := moment(at.Sub(now), stored), moment(want.Sub(clock), !want.IsZero()); found != expected {
+		return invariant.Wrong("RequeueAt "+expected, found)
+	}
+	if stored && !at.After(now) {
+		return invariant.Wrong("RequeueAt to lie ahead", moment(at.Sub(now), true))
+	}
+	return nil
+}
+
+func moment(left time.Duration, set bool) string {
+	if !set {
+		return "none"
+	}
+	return left.String()
+}
+
+// checkAtRest asks what must be true when nothing is left to do now: there is
+// nothing to do, and a further pass does nothing (G1).
+func (w *World) checkAtRest() error {
+	plan := w.Driver.Plan(w.Now())
+	if err := invariant.NothingLeft(plan, w.config.MaxInFlight); err != nil {
+		return err
+	}
+	if taken := w.placesTaken(w.Driver.Snapshot()); len(plan.Actions) > 0 && taken < w.config.MaxInFlight {
+		return invariant.Wrong(fmt.Sprintf("all %d places taken while %v waits (G10)", w.config.MaxInFlight, plan.Actions[0].Node), fmt.Sprint(taken))
+	}
+	before, calls, events := w.outline(), w.watch.started, len(w.log)
+	w.Driver.Trigger()
+	if passes, err := w.Driver.DriveUntilBlocked(w.Now(), w.submits); err != nil || passes != 1 {
+		return invariant.Wrong("exactly one further pass", fmt.Sprintf("%d, %v", passes, err))
+	}
+	if after := w.outline(); after != before {
+		return invariant.Wrong("a further pass to change nothing: "+before, after)
+	}
+	if w.work.Len() > 0 || len(w.inbox) > 0 || w.watch.started > calls {
+		return invariant.Wrong("a further pass to call nothing", fmt.Sprintf("%d pieces of work", w.work.Len()))
+	}
+	if more := w.log[events:]; len(more) != 1 {
+		return invariant.Wrong("a further pass to tell of nothing but itself", fmt.Sprint(more))
+	}
+	if w.AfterDrive != nil {
+		return w.AfterDrive()
+	}
+	return nil
+}
+
+// outline is all that a pass could change.
+func (w *World) outline() string {
+	at, stored := w.Driver.RequeueAt()
+	stats := w.Driver.Stats()
+	return fmt.Sprintf("%s, requeue %s, %d dispatched, %d attempts, converged %v",
+		w.State(), moment(at.Sub(w.Now()), stored), stats.Dispatched, stats.Attempts, w.Driver.Converged(w.wish.shape.Generation))
+}

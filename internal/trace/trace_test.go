@@ -1,0 +1,146 @@
+package trace_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/swactor/provisioning"
+	"github.com/swactor/provisioning/fakebackend"
+	"github.com/swactor/provisioning/internal/trace"
+)
+
+// These tests make sure that the machine notices. What it has to notice in the
+// library is what the properties are about; here the world is made wrong.
+
+func world(t *testing.T, c trace.Config, groups ...trace.Group) *trace.World {
+	t.Helper()
+	w, err := trace.New(trace.Trace{Config: c, First: groups})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, w.Close()) })
+	return w
+}
+
+func play(t *testing.T, w *trace.World, steps ...trace.Step) {
+	t.Helper()
+	for _, s := range steps {
+		require.NoError(t, w.Step(s), "%v\n%s", s, strings.Join(w.Log(), "\n"))
+	}
+}
+
+var (
+	oneNode  = trace.Group{ID: "w", Count: 1, Image: "a"}
+	aTrigger = trace.Step{Kind: trace.Trigger}
+)
+
+func key(attempt provisioning.NodeAttemptID) provisioning.ExternalKey {
+	return provisioning.ExternalKey{Run: trace.Run, Node: "w-0", Attempt: attempt}
+}
+
+func TestAWellWorldHasAFairTail(t *testing.T) {
+	for _, c := range []trace.Config{{}, {ManualBootstrap: true}, {JoinAfter: 7 * time.Second, MaxInFlight: 1}, {Class: fakebackend.Label, Lag: time.Second}} {
+		w := world(t, c, oneNode, trace.Group{ID: "x", Count: 2, Image: "b"})
+		play(t, w, aTrigger)
+		require.NoError(t, w.Tail())
+	}
+}
+
+// A machine that nobody knows of is found, in the tail of its own slot and of
+// one that is not wished for.
+func TestTailFindsAMachineTooMany(t *testing.T) {
+	for _, attempt := range []provisioning.NodeAttemptID{1, 77} {
+		w := world(t, trace.Config{}, trace.Group{ID: "x", Count: 1, Image: "a"})
+		play(t, w, aTrigger)
+		_, err := w.Fake.CreateLease(context.Background(), provisioning.CreateLeaseRequest{Key: key(attempt)})
+		require.NoError(t, err)
+		require.ErrorContains(t, w.Tail(), "no machine but those of the wished slots")
+	}
+}
+
+// A call past the executor is not on record.
+func TestACallThatIsNotOnRecordIsFound(t *testing.T) {
+	w := world(t, trace.Config{}, oneNode)
+	play(t, w, aTrigger)
+	node, _ := w.Driver.Node("w-0")
+	_, err := w.Executor.Submit(provisioning.NewEffect(provisioning.OperationID{Attempt: 1, Sequence: 99}, provisioning.LookupEndpoint, key(1), node.Record.Spec))
+	require.NoError(t, err)
+	require.ErrorContains(t, w.Step(aTrigger), "G3: the call LookupEndpoint 1/99 of w-0 is not recorded as pending")
+}
+
+// A machine that goes without a word is reported in the tail, once, and is
+// replaced; a join that a manual bootstrap owes is reported once.
+func TestTailReportsWhatWasNotReported(t *testing.T) {
+	w := world(t, trace.Config{}, oneNode)
+	play(t, w, aTrigger, trace.Step{Kind: trace.Remove, Slot: "w-0"})
+	require.NoError(t, w.Tail())
+	require.Len(t, w.Attempts("w-0"), 2)
+
+	w = world(t, trace.Config{ManualBootstrap: true}, oneNode)
+	play(t, w, aTrigger)
+	require.NoError(t, w.Tail())
+	require.Len(t, w.Attempts("w-0"), 1)
+}
+
+// A report that was lost on the way is not reported again: the attempt ends at
+// its limit, and without a limit the tail says who is stuck.
+func TestLostReports(t *testing.T) {
+	lose := trace.Step{Kind: trace.LoseReports, Slot: "w-0", N: 1}
+	w := world(t, trace.Config{}, oneNode)
+	play(t, w, lose)
+	require.NoError(t, w.Tail())
+	require.Len(t, w.Attempts("w-0"), 2)
+
+	w = world(t, trace.Config{Retry: provisioning.RetryPolicy{BootstrapTimeout: -1}}, oneNode)
+	play(t, w, lose)
+	require.ErrorContains(t, w.Tail(), "waiting without a limit for the bootstrap to report a join")
+}
+
+func TestStayFindsACall(t *testing.T) {
+	w := world(t, trace.Config{}, oneNode)
+	play(t, w, aTrigger)
+	w.Fake.At(w.Fake.Now().Add(time.Minute), func() {
+		w.Driver.Deliver(provisioning.Observation{Kind: provisioning.NodeLost, Node: "w-0", Attempt: 1})
+	})
+	require.ErrorContains(t, w.Stay(time.Hour), "it to stay converged")
+}
+
+// The steps do what they say: what a trace prints is what happened.
+func TestSteps(t *testing.T) {
+	w := world(t, trace.Config{ManualDrive: true}, oneNode)
+	script := trace.Step{Kind: trace.Script, Slot: "w-0", Operation: provisioning.CreateLease, Outcome: fakebackend.Hang(), N: 1}
+	pass := trace.Step{Kind: trace.Pass}
+	play(t, w, script, pass, pass, trace.Step{Kind: trace.Work, N: 1})
+	require.Equal(t, 1, w.Fake.Hanging("w-0", provisioning.CreateLease))
+	play(t, w, trace.Step{Kind: trace.Release, Slot: "w-0", Operation: provisioning.CreateLease, Outcome: fakebackend.OKNoEndpoint()}, pass)
+	node, ok := w.Driver.Node("w-0")
+	require.True(t, ok)
+	require.Equal(t, provisioning.StageLeaseCreated, node.Record.Stage)
+	play(t, w, trace.Step{Kind: trace.Back, D: time.Hour}, trace.Step{Kind: trace.Drive})
+	require.Equal(t, time.Hour, w.Fake.Now().Sub(w.Now()))
+	require.True(t, w.Driver.Converged(1))
+	play(t, w, trace.Step{Kind: trace.Event, Slot: "w-0", Event: trace.EventWord{Kind: provisioning.NodeLost}}, trace.Step{Kind: trace.Drive})
+	play(t, w, trace.Step{Kind: trace.Due}, trace.Step{Kind: trace.Drive})
+	require.Equal(t, []provisioning.NodeAttemptID{1, 2}, w.Attempts("w-0"))
+	past := len(w.Delivered("w-0"))
+	play(t, w, trace.Step{Kind: trace.Redeliver, Slot: "w-0", N: 3})
+	require.Len(t, w.Delivered("w-0"), past+3)
+	play(t, w, trace.Step{Kind: trace.Wish}, trace.Step{Kind: trace.Drive}, trace.Step{Kind: trace.Rewish})
+	for r := trace.OtherRun; r <= trace.SameGeneration; r++ {
+		play(t, w, trace.Step{Kind: trace.Refused, Refusal: r})
+	}
+	require.Equal(t, uint64(2), w.Generation())
+	require.Equal(t, 0, w.Driver.Snapshot().Len())
+}
+
+func TestATraceReadsLikeAScenario(t *testing.T) {
+	tr := trace.Trace{First: []trace.Group{oneNode}, Steps: []trace.Step{
+		{Kind: trace.Script, Slot: "w-0", Operation: provisioning.CreateLease, Outcome: fakebackend.Late(time.Minute), N: 2},
+		{Kind: trace.Event, Slot: "w-0", Event: trace.EventWord{Kind: provisioning.BootstrapProgress, Stage: provisioning.BootstrapStageSSHReady}},
+		{Kind: trace.Through, D: time.Second}, {Kind: trace.Wish},
+	}}
+	_, rest, _ := strings.Cut(tr.String(), "\n")
+	require.Equal(t, "shape 1 w:1@a\nscript w-0 create late=1m0s*2\nevent w-0 stage=SSHReady\nadvance 1s\nshape +1\n", rest)
+}
