@@ -68,6 +68,21 @@ type EffectBackend interface {
 	DestroyLease(ctx context.Context, req DestroyLeaseRequest) error
 }
 
+// GroupValidator is what an [EffectBackend] may implement beside its six
+// methods, to have a wish refused that it could never fulfil: a provider it
+// does not know, an image of a form it cannot take.
+type GroupValidator interface {
+	// ValidateGroup returns what is wrong with a group, or nothing. Of a
+	// fault only Field and Problem count, the caller knows the rest. The
+	// faults join those that the library finds, in one [*ShapeError], and
+	// nothing changes: neither is the wish accepted nor is a host made.
+	//
+	// It is called on the goroutine that offers the shape, which need not be
+	// valid otherwise, and must not take long: no call to the provider. The
+	// same group gets the same answer. Drain is never put to it.
+	ValidateGroup(group NodeGroupSpec) []ShapeFault
+}
+
 // CreateLeaseRequest asks for the machine of one attempt.
 type CreateLeaseRequest struct {
 	Key       ExternalKey

@@ -28,6 +28,10 @@ type Config struct {
 	// FirstAttempt is the first attempt to be given out. 0 means 1. Set it
 	// above every attempt of an earlier life to use that life's RunID again.
 	FirstAttempt NodeAttemptID
+	// ValidateGroup, if not nil, judges every group of a shape that is
+	// offered, beside the library: see [GroupValidator], from which a [Host]
+	// takes it. No lock is held.
+	ValidateGroup func(group NodeGroupSpec) []ShapeFault
 	// OnEvent is told what the driver does, in order, one event at a time,
 	// from the goroutine that caused it or, if that one finds another event
 	// being told, from the goroutine that tells it. It may call the driver;
@@ -170,7 +174,7 @@ func newDriverFrom(state *ClusterState, shape ClusterShape, config Config) (*Clu
 	if err != nil {
 		return nil, err
 	}
-	desired, err := expand(shape, config.MaxNodes)
+	desired, err := expand(shape, config.MaxNodes, config.groupFaults(shape)...)
 	if err != nil {
 		return nil, err
 	}
@@ -218,6 +222,21 @@ func (c Config) judged() (Config, error) {
 	return c, errors.Join(faults...)
 }
 
+// groupFaults returns what ValidateGroup finds wrong with a shape.
+func (c *Config) groupFaults(shape ClusterShape) []ShapeFault {
+	if c.ValidateGroup == nil {
+		return nil
+	}
+	var faults []ShapeFault
+	for i, group := range shape.Groups {
+		for _, fault := range c.ValidateGroup(group) {
+			fault.Group, fault.Position = group.GroupID, i
+			faults = append(faults, fault)
+		}
+	}
+	return faults
+}
+
 func (d *ClusterDriver) policyOf(group NodeGroupID) *RetryPolicy {
 	if policy, ok := d.config.GroupRetry[group]; ok {
 		return &policy
@@ -231,10 +250,11 @@ func (d *ClusterDriver) policyOf(group NodeGroupID) *RetryPolicy {
 // [Host.Drain]. The wish that is in force already is welcome again. A pass that
 // runs goes on with the wish it began with.
 func (d *ClusterDriver) UpdateDesired(shape ClusterShape) error {
+	faults := d.config.groupFaults(shape)
 	d.in.Lock()
 	err := ErrDraining
 	if !d.draining {
-		err = d.accept(shape)
+		err = d.accept(shape, faults...)
 	}
 	d.addOffer(shape, err)
 	d.in.Unlock()
@@ -269,8 +289,8 @@ func (d *ClusterDriver) isDraining() bool {
 }
 
 // accept makes shape the latest wish, if it may be. The caller holds in.
-func (d *ClusterDriver) accept(shape ClusterShape) error {
-	next, err := d.accepted.succeed(shape, d.maxNodes)
+func (d *ClusterDriver) accept(shape ClusterShape, found ...ShapeFault) error {
+	next, err := d.accepted.succeed(shape, d.maxNodes, found...)
 	if err != nil {
 		return err
 	}

@@ -26,7 +26,9 @@ const DefaultTick = 30 * time.Second
 
 // HostConfig configures a [Host]. Shape and Backend are required.
 type HostConfig struct {
-	Shape   ClusterShape
+	Shape ClusterShape
+	// Backend may be a [GroupValidator] too; the groups of every shape are
+	// then shown to it.
 	Backend EffectBackend
 	// As in [Config].
 	Retry        RetryPolicy
@@ -86,10 +88,14 @@ func NewHost(config HostConfig) (*Host, error) {
 	if config.Tick < 0 {
 		return nil, fmt.Errorf("%w: HostConfig.Tick is %v, must not be negative", ErrInvalidConfig, config.Tick)
 	}
-	driver, err := NewClusterDriver(config.Shape, Config{
+	driving := Config{
 		Retry: config.Retry, GroupRetry: config.GroupRetry, MaxInFlight: config.MaxInFlight,
 		MaxNodes: config.MaxNodes, FirstAttempt: config.FirstAttempt, OnEvent: config.OnEvent,
-	})
+	}
+	if backend, ok := config.Backend.(GroupValidator); ok {
+		driving.ValidateGroup = backend.ValidateGroup
+	}
+	driver, err := NewClusterDriver(config.Shape, driving)
 	if err != nil {
 		return nil, err
 	}

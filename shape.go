@@ -288,8 +288,9 @@ func Expand(shape ClusterShape) (*Desired, error) { return expand(shape, Default
 // Validate returns what [Expand] would refuse, or nil.
 func (s ClusterShape) Validate() error { return judgeShape(s, DefaultMaxNodes) }
 
-func expand(shape ClusterShape, maxNodes int) (*Desired, error) {
-	if err := judgeShape(shape, maxNodes); err != nil {
+// expand takes the faults that somebody else has found, and adds its own.
+func expand(shape ClusterShape, maxNodes int, found ...ShapeFault) (*Desired, error) {
+	if err := judgeShape(shape, maxNodes, found...); err != nil {
 		return nil, err
 	}
 	d := &Desired{run: shape.RunID, generation: shape.Generation, groups: make([]desiredGroup, 0, len(shape.Groups))}
@@ -383,7 +384,7 @@ func (e *ShapeError) Error() string {
 // Unwrap returns [ErrInvalidShape].
 func (e *ShapeError) Unwrap() error { return ErrInvalidShape }
 
-func judgeShape(shape ClusterShape, maxNodes int) error {
+func judgeShape(shape ClusterShape, maxNodes int, found ...ShapeFault) error {
 	var faults []ShapeFault
 	add := func(position int, group NodeGroupID, field, problem string, args ...any) {
 		faults = append(faults, ShapeFault{Group: group, Position: position, Field: field, Problem: fmt.Sprintf(problem, args...)})
@@ -432,7 +433,7 @@ func judgeShape(shape ClusterShape, maxNodes int) error {
 	if tooMany {
 		add(-1, "", "groups", "hold more than %d slots in all", maxNodes)
 	}
-	if faults != nil {
+	if faults = append(faults, found...); faults != nil {
 		return &ShapeError{Faults: faults}
 	}
 	return nil
@@ -466,14 +467,15 @@ var (
 
 // succeed judges shape as the successor of d: run fixed, generation not lower,
 // shape valid, changed content under a higher generation, in this order (G9).
-func (d *Desired) succeed(shape ClusterShape, maxNodes int) (*Desired, error) {
+// What was found wrong with its groups already makes it invalid.
+func (d *Desired) succeed(shape ClusterShape, maxNodes int, found ...ShapeFault) (*Desired, error) {
 	if shape.RunID != d.run {
 		return nil, fmt.Errorf("%w: it is %q, the update says %q", ErrRunChanged, d.run, shape.RunID)
 	}
 	if shape.Generation < d.generation {
 		return nil, fmt.Errorf("%w: %d after %d", ErrGenerationRegressed, shape.Generation, d.generation)
 	}
-	next, err := expand(shape, maxNodes)
+	next, err := expand(shape, maxNodes, found...)
 	if err != nil {
 		return nil, err
 	}
