@@ -495,6 +495,7 @@ func (d *ClusterDriver) drive(now time.Time, executor EffectExecutor) (outcome p
 	defer func() { outcome = passOutcome{ran: true, ownDoing: ownDoing, again: d.end(whole)} }()
 
 	d.world.Lock()
+	d.stats.Passes++
 	d.takeWish()
 	for i := range d.spare { // 1. fold what was delivered, in order
 		d.foldDelivered(&d.spare[i], at)
@@ -527,10 +528,11 @@ func (d *ClusterDriver) drive(now time.Time, executor EffectExecutor) (outcome p
 		effects = d.submit(effects, executor, at)
 	}
 
-	d.world.Lock()
-	d.state.ObservedGeneration = d.working.generation // 6. of the wish this pass worked on
-	d.stats.Passes++
-	d.world.Unlock()
+	if d.state.ObservedGeneration != d.working.generation { // 6. of the wish this pass worked on
+		d.world.Lock()
+		d.state.ObservedGeneration = d.working.generation
+		d.world.Unlock()
+	}
 	if d.events.hook != nil {
 		d.note(Event{Kind: EventPass, At: at.time(), Generation: d.working.generation})
 		d.flush()
@@ -607,12 +609,22 @@ func (d *ClusterDriver) publish() {
 // maxSpare is how many elements of a work list are kept for the next pass.
 const maxSpare = 4096
 
-// cleared returns an empty work list that keeps nothing alive and little room.
+// wipe lets go of what a work list held, but for a handful: clearing those in
+// every pass would cost more than they weigh.
+func wipe[T any](list []T) {
+	if len(list) > handful {
+		clear(list[handful:])
+	}
+}
+
+const handful = 16
+
+// cleared returns an empty work list that keeps little room and little alive.
 func cleared[T any](list []T) []T {
 	if cap(list) > maxSpare {
 		return nil
 	}
-	clear(list)
+	wipe(list)
 	return list[:0]
 }
 
@@ -807,7 +819,9 @@ func (d *ClusterDriver) decideHot(at instant) []step {
 			} else {
 				d.capacity.forget(s.node)
 			}
-			d.settle(s.node, s.decision, at)
+			if s.action == NoAction || s.fault != nil || waitsForPlace { // else when the step is applied
+				d.settle(s.node, s.decision, at)
+			}
 		}
 		if s.action != NoAction && !waitsForPlace {
 			steps = append(steps, s)
@@ -872,7 +886,8 @@ func (d *ClusterDriver) apply(steps []step, at instant) (effects []dispatch, ove
 			over = append(over, n.attempt)
 			d.note(Event{Kind: EventDestroyed, At: at.time(), Node: n.id, Attempt: n.attempt})
 		case Reap:
-			d.state.remove(n) // in no queue any more: it waits for nothing and counts for nothing
+			d.deadlines.Remove(n) // it counts for nothing any more and is in no other queue
+			d.state.remove(n)
 			d.dropIfEmpty(n.group)
 			d.note(Event{Kind: EventReaped, At: at.time(), Node: n.id, Attempt: n.attempt})
 			continue // there is nothing left to look at again
@@ -948,7 +963,7 @@ func (d *ClusterDriver) submit(effects []dispatch, executor EffectExecutor, at i
 			queued = append(queued, e.node)
 		}
 	}
-	clear(effects)
+	wipe(effects)
 	if len(refused) == 0 && (len(queued) == 0 || d.capacity.limit == 0) {
 		return nil
 	}
