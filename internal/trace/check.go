@@ -3,6 +3,7 @@ package trace
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/swactor/provisioning"
@@ -18,7 +19,7 @@ func (w *World) check() error {
 	if err := errors.Join(state.Check(), invariant.Machines(w.config.Class, w.Fake.Machines())); err != nil {
 		return err
 	}
-	for _, check := range []func(*provisioning.ClusterState) error{w.checkExplained, w.checkBounds, w.checkKept} {
+	for _, check := range []func(*provisioning.ClusterState) error{w.checkExplained, w.checkBounds, w.checkKept, w.checkHeld} {
 		if err := check(state); err != nil {
 			return err
 		}
@@ -87,6 +88,26 @@ func (w *World) checkExplained(state *provisioning.ClusterState) error {
 			}
 		}
 	}
+	for _, call := range w.Executor.Running() {
+		if e, ok := w.Driver.Explain(call.Node, w.Now()); call.Expired && ok && e.Attempt == call.Operation.Attempt && e.StillRunning == nil {
+			return invariant.Wrong(fmt.Sprintf("%v %v to be named as still running", call.Kind, call.Operation), e.String())
+		}
+	}
+	return nil
+}
+
+// checkHeld: every machine that is billed is one that the driver says may be: it
+// has the lease of that attempt, or a create of it that is not resolved (G5).
+func (w *World) checkHeld(*provisioning.ClusterState) error {
+	held := make(map[provisioning.ExternalKey]bool)
+	for _, slot := range w.Driver.Held() {
+		held[slot.Key] = true
+	}
+	for _, m := range w.Fake.Machines() {
+		if !held[m.Key] {
+			return invariant.Wrong(fmt.Sprintf("%s among what is held (G5)", m.Lease), fmt.Sprint(w.Driver.Held()))
+		}
+	}
 	return nil
 }
 
@@ -127,6 +148,9 @@ func (w *World) checkAfterPass() error {
 	if dispatched, submitted := len(w.watch.dispatched), len(w.watch.submitted); dispatched != submitted {
 		return invariant.Wrong(fmt.Sprintf("%d operations submitted, as many as were recorded (G3)", dispatched), fmt.Sprint(submitted))
 	}
+	if err := w.checkConverged(); err != nil {
+		return err
+	}
 	now := w.Now()
 	clock := w.Driver.Clock(now)
 	want := provisioning.Decide(w.Driver.Snapshot(), w.working.desired, clock).RequeueAt
@@ -136,6 +160,31 @@ func (w *World) checkAfterPass() error {
 	}
 	if stored && !at.After(now) {
 		return invariant.Wrong("RequeueAt to lie ahead", moment(at.Sub(now), true))
+	}
+	return nil
+}
+
+// checkConverged works out from the state what Converged and Progress have to
+// be.
+func (w *World) checkConverged() error {
+	state, wanted, ready, fulfilled := w.Driver.Snapshot(), 0, 0, 0
+	for spec := range w.working.desired.All() {
+		wanted++
+		node, there := state.Node(spec.Node)
+		if there && node.Record.Ready && reflect.DeepEqual(node.Record.Spec, spec) {
+			ready++
+			if node.Pending == nil {
+				fulfilled++
+			}
+		}
+	}
+	latest := w.working.shape.Generation == w.wish.shape.Generation
+	converged := latest && fulfilled == wanted && state.Len() == wanted
+	if got := w.Driver.Converged(w.working.shape.Generation); got != converged {
+		return invariant.Wrong(fmt.Sprintf("converged %v: %d of %d fulfilled, %d nodes", converged, fulfilled, wanted, state.Len()), fmt.Sprint(got))
+	}
+	if gotReady, gotWanted := w.Driver.Progress(); gotReady != ready || gotWanted != wanted {
+		return invariant.Wrong(fmt.Sprintf("%d of %d ready", ready, wanted), fmt.Sprintf("%d of %d", gotReady, gotWanted))
 	}
 	return nil
 }

@@ -24,6 +24,9 @@ type Options struct {
 	// Faults names the kinds of trouble that a provider makes in every trace,
 	// and none makes any other; nil draws some.
 	Faults []string
+	// Stream draws few slots, one wish, and much of what a bootstrap and the
+	// calls about it can do.
+	Stream bool
 	// MaxInFlight is the largest cap to draw; 0 means 3, negative none at all.
 	MaxInFlight int
 }
@@ -124,6 +127,8 @@ type palette struct {
 	count    int // the largest of a group
 	kinds    []Kind
 	outcomes []int // of faults
+	// operations are those that can have a fault.
+	operations []provisioning.OperationKind
 }
 
 func drawTrace(t *rapid.T, o Options) Trace {
@@ -131,6 +136,13 @@ func drawTrace(t *rapid.T, o Options) Trace {
 	p := palette{kinds: []Kind{Wish, Due, Due, Due, Through, Through}}
 	p.groups = groupNames[:rapid.IntRange(1, len(groupNames)).Draw(t, "groups")]
 	p.count = rapid.IntRange(1, maxCount).Draw(t, "largest count")
+	p.operations = operations
+	if o.Stream {
+		tr.Config.ManualBootstrap = true
+		p.groups, p.count = groupNames[:1], min(p.count, 2)
+		p.operations = operations[2:] // start and beyond
+		p.kinds = []Kind{Event, Event, Event, Event, Due, Through}
+	}
 	if !o.Calm {
 		for i, f := range faults {
 			if slices.Contains(o.Faults, f.name) || o.Faults == nil && rapid.Bool().Draw(t, f.name) {
@@ -150,6 +162,9 @@ func drawTrace(t *rapid.T, o Options) Trace {
 		p.kinds = append(p.kinds, Work, Pass, Pass, Pass, Drive)
 	}
 	tr.First = p.drawGroups(t)
+	if o.Stream {
+		tr.First = []Group{{ID: p.groups[0], Count: p.count, Image: "a"}}
+	}
 	if p.outcomes != nil { // some trouble lies in wait from the start
 		script := rapid.Custom(func(t *rapid.T) Step { return p.drawStep(t, []Kind{Script}) })
 		tr.Steps = rapid.SliceOfN(script, 0, 12).Draw(t, "scripts")
@@ -256,7 +271,7 @@ func (p *palette) drawStep(t *rapid.T, kinds []Kind) Step {
 		s.Refusal = Refusal(rapid.IntRange(0, int(refusals)-1).Draw(t, "refusal"))
 	case Script, Release:
 		s.Slot = p.drawSlot(t)
-		s.Operation, s.Outcome = drawCall(t, s.Kind, p.outcomes)
+		s.Operation, s.Outcome = p.drawCall(t, s.Kind)
 		s.N = rapid.IntRange(1, 4).Draw(t, "times")
 	case Remove:
 		s.Slot = p.drawSlot(t)
@@ -291,9 +306,9 @@ func (p *palette) drawSlot(t *rapid.T) provisioning.LogicalNodeID {
 
 // drawCall draws an operation and one of the outcomes that this trace knows. An
 // outcome that fits one operation only has that one.
-func drawCall(t *rapid.T, kind Kind, known []int) (provisioning.OperationKind, fakebackend.Outcome) {
-	operation := rapid.SampledFrom(operations).Draw(t, "operation")
-	o := rapid.SampledFrom(faults[rapid.SampledFrom(known).Draw(t, "fault")].outcomes(t)).Draw(t, "outcome")
+func (p *palette) drawCall(t *rapid.T, kind Kind) (provisioning.OperationKind, fakebackend.Outcome) {
+	operation := rapid.SampledFrom(p.operations).Draw(t, "operation")
+	o := rapid.SampledFrom(faults[rapid.SampledFrom(p.outcomes).Draw(t, "fault")].outcomes(t)).Draw(t, "outcome")
 	if kind == Release && !Ends(o) {
 		return operation, fakebackend.OK()
 	}

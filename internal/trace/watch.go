@@ -275,6 +275,9 @@ func (w *World) deleting(e provisioning.Event) {
 		w.problem("%s#%d is being deleted and not in the state", e.Node, e.Attempt)
 		return
 	}
+	if r := node.Retry; !r.NextEffectAt.IsZero() || !r.StageDeadline.IsZero() || len(node.Held) > 0 {
+		w.problem("the cleanup of %s#%d begins with a wait of the way up: %+v, %d held", e.Node, e.Attempt, r, len(node.Held))
+	}
 	group := w.working.group(node.Record.Group)
 	switch {
 	case node.Record.Index >= group.Count: // the highest indices go
