@@ -100,6 +100,7 @@ type ClusterDriver struct {
 	settled   int // nodes that are as wished, ready, with nothing pending
 	ready     int // of those that the wish has
 	notes     []Event
+	times     eventTimes // nil without a hook
 	events    eventQueue
 	stats     DriverStats
 }
@@ -185,6 +186,9 @@ func newDriverFrom(state *ClusterState, shape ClusterShape, config Config) (*Clu
 		deadlines: pqueue.New(func(a, b *node) bool { return a.wakesAt < b.wakesAt }, func(n *node) *int32 { return &n.deadlineAt }),
 		capacity:  newCapacity(config.MaxInFlight),
 		events:    eventQueue{hook: config.OnEvent},
+	}
+	if config.OnEvent != nil {
+		d.times = make(eventTimes)
 	}
 	for _, policy := range config.GroupRetry {
 		d.longest = max(d.longest, policy.longestWait())
@@ -728,15 +732,15 @@ func (d *ClusterDriver) foldDelivered(o *Observation, at instant) {
 		before := n.outline()
 		reason = n.fold(o, n.group.wish.policy, at)
 		if reason == "" {
-			d.applied(n, o, before, at)
+			d.applied(n, o, before, false, at)
 			return
 		}
 	}
 	d.stats.NotApplied++
 	if d.events.hook != nil {
-		seen := *o
-		d.note(Event{Kind: EventNotApplied, At: at.time(), Node: o.Node, Attempt: o.Attempt, Observation: &seen,
-			Operation: o.Completion.Kind, OperationID: o.Completion.Operation, Reason: string(reason)})
+		e := eventOf(EventNotApplied, o, at)
+		e.Reason = string(reason)
+		d.note(e)
 	}
 }
 
@@ -747,27 +751,27 @@ func (d *ClusterDriver) foldExpired(n *node, c Completion, at instant) {
 	}
 	c.Operation, c.Kind = n.pendingID(), n.pending
 	d.stats.Expired++
-	d.foldOwn(n, c, at)
+	d.foldOwn(n, c, true, at)
 }
 
 // foldOwn folds a completion that did not have to be delivered.
-func (d *ClusterDriver) foldOwn(n *node, c Completion, at instant) {
+func (d *ClusterDriver) foldOwn(n *node, c Completion, expired bool, at instant) {
 	o := Observation{Kind: OperationCompleted, Node: n.id, Attempt: n.attempt, Completion: c}
 	before := n.outline()
 	n.fold(&o, n.group.wish.policy, at)
-	d.applied(n, &o, before, at)
+	d.applied(n, &o, before, expired, at)
 }
 
-func (d *ClusterDriver) applied(n *node, o *Observation, before outline, at instant) {
+func (d *ClusterDriver) applied(n *node, o *Observation, before outline, expired bool, at instant) {
 	d.stats.Folded++
 	d.heat(n)
 	if n.pending == NoOperation {
 		d.capacity.giveBack(n)
 	}
 	if d.events.hook != nil {
-		seen := *o
-		d.note(Event{Kind: EventFold, At: at.time(), Node: o.Node, Attempt: o.Attempt, Observation: &seen,
-			Operation: o.Completion.Kind, OperationID: o.Completion.Operation})
+		e := eventOf(EventFold, o, at)
+		e.Expired = expired
+		d.note(e)
 	}
 	d.noteChanges(n, before, at)
 }
@@ -972,7 +976,7 @@ func (d *ClusterDriver) submit(effects []dispatch, executor EffectExecutor, at i
 		n := e.node
 		d.stats.Refused++
 		d.foldOwn(n, Completion{Operation: n.pendingID(), Kind: n.pending, Class: ClassNotStarted,
-			Message: "refused by the executor: " + reasons[i].Error(), RetryAfter: retryAfterOf(reasons[i])}, at)
+			Message: "refused by the executor: " + reasons[i].Error(), RetryAfter: retryAfterOf(reasons[i])}, false, at)
 		d.settle(n, decide(n, n.group.wish.want.wants(int(n.index)), at), at)
 	}
 	for _, n := range queued {
@@ -1052,6 +1056,7 @@ func (d *ClusterDriver) noteChanges(n *node, before outline, at instant) {
 
 func (d *ClusterDriver) note(e Event) {
 	if d.events.hook != nil {
+		d.times.measure(&e)
 		d.notes = append(d.notes, e)
 	}
 }

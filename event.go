@@ -62,18 +62,37 @@ func (k *EventKind) UnmarshalText(text []byte) error {
 // Event is something that the driver did or saw. Which fields are set depends
 // on Kind.
 type Event struct {
-	Kind        EventKind
-	At          time.Time // in the driver's clock
+	Kind      EventKind
+	Operation OperationKind // EventDispatch, EventGivenUp, a completion in EventFold or EventNotApplied
+	Class     FailureClass  // of that completion; ClassNone: it succeeded
+	// Expired, of EventFold: the deadline of the operation came before its
+	// result did.
+	Expired bool
+	At      time.Time // in the driver's clock
+	// Took is how long it took, in the driver's clock: of a completion in
+	// EventFold since its dispatch; of EventReady, EventAttemptFailed and
+	// EventDestroyed since the attempt began. Zero also if that is not known.
+	Took        time.Duration
 	Node        LogicalNodeID
 	Attempt     NodeAttemptID
-	Rule        Rule          // EventDispatch, EventFault
-	Operation   OperationKind // EventDispatch, EventGivenUp, a completion in EventFold or EventNotApplied
+	Rule        Rule // EventDispatch, EventFault
 	OperationID OperationID
 	Observation *Observation // EventFold, EventNotApplied; read-only, only during the call
 	From, To    Stage        // EventStage
 	Generation  uint64       // EventPass, EventUpdateAccepted, EventUpdateRefused
 	Reason      string
 	Err         error
+}
+
+// eventOf returns what is to be told of an observation.
+func eventOf(kind EventKind, o *Observation, at instant) Event {
+	seen := *o
+	e := Event{Kind: kind, At: at.time(), Node: o.Node, Attempt: o.Attempt, Observation: &seen}
+	if o.Kind == OperationCompleted {
+		c := o.Completion.judged()
+		e.Operation, e.OperationID, e.Class = c.Kind, c.Operation, c.Class
+	}
+	return e
 }
 
 // String returns the event as one line.
@@ -89,8 +108,8 @@ func (e Event) String() string {
 		s += " " + e.Observation.Kind.String()
 		if e.Operation != NoOperation {
 			s += fmt.Sprintf(" %s %s", e.Operation, e.OperationID)
-			if class := e.Observation.Completion.Class; class != ClassNone {
-				s += " " + class.String()
+			if e.Class != ClassNone {
+				s += " " + e.Class.String()
 			}
 		}
 	case EventDispatch:
@@ -107,6 +126,39 @@ func (e Event) String() string {
 		s += ": " + e.Err.Error()
 	}
 	return s
+}
+
+// eventTimes knows since when the attempts that live and their operations go
+// on, for Event.Took. The state does not keep it, for nothing is decided by it.
+type eventTimes map[NodeAttemptID]attemptTimes
+
+type attemptTimes struct{ begun, dispatched instant }
+
+// measure fills in Took.
+func (t eventTimes) measure(e *Event) {
+	at := nearestInstant(e.At)
+	since := func(began instant) {
+		if began != 0 {
+			e.Took = time.Duration(at - began)
+		}
+	}
+	switch e.Kind {
+	case EventAttemptStarted:
+		t[e.Attempt] = attemptTimes{begun: at}
+	case EventDispatch:
+		times := t[e.Attempt]
+		times.dispatched = at
+		t[e.Attempt] = times
+	case EventFold:
+		if e.Operation != NoOperation {
+			since(t[e.Attempt].dispatched)
+		}
+	case EventReady, EventAttemptFailed:
+		since(t[e.Attempt].begun)
+	case EventDestroyed:
+		since(t[e.Attempt].begun)
+		delete(t, e.Attempt)
+	}
 }
 
 // eventQueue hands events to the user's hook one at a time, in order, whatever
