@@ -106,7 +106,7 @@ func TestProp_G2OldNewsChangesNothing(t *testing.T) {
 				w.Driver.Deliver(o)
 			}
 			folded := w.Driver.Stats().Folded
-			if _, err := w.Driver.DriveUntilBlocked(w.Now(), ptNoExecutor{}); err != nil {
+			if _, err := w.Driver.DriveUntilBlocked(w.Now(), ptNoExecutor{w.Executor}); err != nil {
 				return err
 			}
 			if after := w.State(); after != before || w.CallCount() != calls || w.Driver.Stats().Attempts != attempts || w.Driver.Stats().Folded != folded {
@@ -118,7 +118,7 @@ func TestProp_G2OldNewsChangesNothing(t *testing.T) {
 }
 
 // ptNoExecutor is for passes that may not want anything.
-type ptNoExecutor struct{}
+type ptNoExecutor struct{ provisioning.EffectExecutor }
 
 func (ptNoExecutor) Submit(e provisioning.Effect) (bool, error) {
 	panic(fmt.Sprintf("%v %v was submitted", e.Kind, e.Operation))
@@ -129,7 +129,6 @@ func (ptNoExecutor) Expire(id provisioning.OperationID) provisioning.Completion 
 func (ptNoExecutor) Retire(attempt provisioning.NodeAttemptID) {
 	panic(fmt.Sprintf("attempt %d was retired", attempt))
 }
-func (ptNoExecutor) Running() []provisioning.RunningCall { return nil }
 
 func ptOldNews(w *trace.World) []provisioning.Observation {
 	var news []provisioning.Observation
