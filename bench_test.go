@@ -113,7 +113,11 @@ func benchAnswer(e *Effect, deliver func(Observation)) {
 }
 
 func climb(b *testing.B, n int, oneAtATime bool) *ClusterDriver {
-	d, err := NewClusterDriver(benchShape(1, n), Config{})
+	return climbTo(b, benchShape(1, n), oneAtATime)
+}
+
+func climbTo(b *testing.B, shape ClusterShape, oneAtATime bool) *ClusterDriver {
+	d, err := NewClusterDriver(shape, Config{})
 	require.NoError(b, err)
 	x := &benchExecutor{}
 	drive := func() {
@@ -136,6 +140,7 @@ func climb(b *testing.B, n int, oneAtATime bool) *ClusterDriver {
 	if !d.Converged(1) {
 		b.Fatal("not converged")
 	}
+	x.effects = benchQueue[Effect]{} // the driver knows its executor
 	return d
 }
 
@@ -280,4 +285,41 @@ func floorClimb(b *testing.B, n int) {
 	if ready != n {
 		b.Fatal("not converged")
 	}
+}
+
+// richShape is a shape whose template weighs a few kilobytes.
+func richShape(generation uint64, count int) ClusterShape {
+	shape := benchShape(generation, count)
+	g := &shape.Groups[0]
+	g.Boot.Env, g.Shape.ProviderLabels = make(map[string]string), make(map[string]string)
+	for i := range 32 {
+		g.Boot.Env[fmt.Sprintf("VARIABLE_%d", i)] = fmt.Sprintf("value of variable %d", i)
+		g.Shape.ProviderLabels[fmt.Sprintf("label-%d", i)] = fmt.Sprintf("value-%d", i)
+		g.Boot.Args = append(g.Boot.Args, fmt.Sprintf("--flag-%d=value", i))
+		g.Boot.VerifyCommands = append(g.Boot.VerifyCommands, fmt.Sprintf("test -x /usr/bin/tool-%d", i))
+	}
+	return shape
+}
+
+func BenchmarkBytesPerNode(b *testing.B) {
+	for name, shape := range map[string]func(uint64, int) ClusterShape{"small": benchShape, "rich": richShape} {
+		for _, n := range benchSizes[2:] {
+			b.Run(fmt.Sprintf("%s/N=%d", name, n), func(b *testing.B) {
+				for b.Loop() {
+					before := liveHeap()
+					d := climbTo(b, shape(1, n), false)
+					b.ReportMetric(float64(liveHeap()-before)/float64(n), "B/node")
+					runtime.KeepAlive(d)
+				}
+			})
+		}
+	}
+}
+
+func liveHeap() uint64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
 }
