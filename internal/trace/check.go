@@ -125,6 +125,13 @@ func (w *World) checkBounds(state *provisioning.ClusterState) error {
 		if len(node.Held) > 16 {
 			return invariant.Wrong("at most 16 held observations", fmt.Sprint(len(node.Held)))
 		}
+		limit, failed := w.policyOf(node.Record.Group).CancelLimit, int(node.Retry.CancelsFailed)
+		if limit == 0 {
+			limit = provisioning.DefaultCancelLimit
+		}
+		if limit > 0 && failed >= limit || limit < 0 && node.Retry.GivenUp != provisioning.NoOperation {
+			return invariant.Wrong(fmt.Sprintf("cancels given up at the limit, %d (G5)", limit), fmt.Sprintf("%d failed, given up: %v", failed, node.Retry.GivenUp))
+		}
 	}
 	return nil
 }

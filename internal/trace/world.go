@@ -205,6 +205,13 @@ func (w *wish) group(id provisioning.NodeGroupID) Group {
 	return Group{ID: id}
 }
 
+func (w *World) policyOf(group provisioning.NodeGroupID) provisioning.RetryPolicy {
+	if policy, ok := w.config.GroupRetry[group]; ok {
+		return policy
+	}
+	return w.config.Retry
+}
+
 // take is the executor's Deliver, for results and for what bootstraps report.
 func (w *World) take(o provisioning.Observation) {
 	if id := o.Completion.Operation; w.watch.expired[id] {
