@@ -434,8 +434,23 @@ func TestProp_G9RefusedUpdatesChangeNothing(t *testing.T) {
 // hung call gives its place back at its deadline, and nobody is left out for
 // ever.
 func TestProp_G10TheSickHoldUpNobody(t *testing.T) {
+	const timeout = 30 * time.Second
+	type script map[provisioning.OperationKind]fakebackend.Outcome
+	sicknesses := []func(*rapid.T) script{
+		func(t *rapid.T) script { // one call that never goes well
+			outcome := rapid.SampledFrom([]fakebackend.Outcome{fakebackend.Hang(), fakebackend.DoneHang(), fakebackend.Refuse(), fakebackend.Definite(),
+				fakebackend.Ambiguous(), fakebackend.Slow(40 * time.Second), fakebackend.Panic(), fakebackend.Lost()}).Draw(t, "outcome")
+			kind := rapid.SampledFrom([]provisioning.OperationKind{provisioning.CreateLease, provisioning.StartBootstrap,
+				provisioning.BootstrapConvergenceObserved}).Draw(t, "operation")
+			return script{kind: outcome}
+		},
+		func(*rapid.T) script { // all of them slow, and in the end for nothing: it never stops asking for places
+			slow := fakebackend.Slow(timeout - time.Second)
+			return script{provisioning.CreateLease: slow, provisioning.StartBootstrap: slow,
+				provisioning.BootstrapConvergenceObserved: fakebackend.Lost(), provisioning.DestroyLease: slow}
+		},
+	}
 	rapid.Check(t, func(t *rapid.T) {
-		const timeout = 30 * time.Second
 		count := rapid.IntRange(2, 4).Draw(t, "count")
 		config := trace.Config{
 			Retry:       provisioning.RetryPolicy{OperationTimeout: timeout, MaxDelay: 8 * time.Second},
@@ -458,11 +473,9 @@ func TestProp_G10TheSickHoldUpNobody(t *testing.T) {
 		for range rapid.IntRange(1, len(slots)-1).Draw(t, "sick") {
 			slot := rapid.SampledFrom(slots).Draw(t, "slot")
 			sick[slot] = true
-			outcome := rapid.SampledFrom([]fakebackend.Outcome{fakebackend.Hang(), fakebackend.DoneHang(), fakebackend.Refuse(), fakebackend.Definite(),
-				fakebackend.Ambiguous(), fakebackend.Slow(40 * time.Second), fakebackend.Panic(), fakebackend.Lost()}).Draw(t, "outcome")
-			kind := rapid.SampledFrom([]provisioning.OperationKind{provisioning.CreateLease, provisioning.StartBootstrap,
-				provisioning.BootstrapConvergenceObserved}).Draw(t, "operation")
-			w.Fake.Script(slot, kind, fakebackend.Repeat(2000, outcome)...)
+			for kind, outcome := range rapid.SampledFrom(sicknesses).Draw(t, "sickness")(t) {
+				w.Fake.Script(slot, kind, fakebackend.Repeat(2000, outcome)...)
+			}
 		}
 		// A well slot needs 3 places. While places are short every fourth goes
 		// to whoever has waited longest, of at most all slots, and a place that

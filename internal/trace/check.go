@@ -125,6 +125,13 @@ func (w *World) checkBounds(state *provisioning.ClusterState) error {
 		if len(node.Held) > 16 {
 			return invariant.Wrong("at most 16 held observations", fmt.Sprint(len(node.Held)))
 		}
+		limit, failed := w.policyOf(node.Record.Group).CancelLimit, int(node.Retry.CancelsFailed)
+		if limit == 0 {
+			limit = provisioning.DefaultCancelLimit
+		}
+		if limit > 0 && failed >= limit || limit < 0 && node.Retry.GivenUp != provisioning.NoOperation {
+			return invariant.Wrong(fmt.Sprintf("cancels given up at the limit, %d (G5)", limit), fmt.Sprintf("%d failed, given up: %v", failed, node.Retry.GivenUp))
+		}
 	}
 	return nil
 }
@@ -165,7 +172,7 @@ func (w *World) checkAfterPass() error {
 }
 
 // checkConverged works out from the state what Converged and Progress have to
-// be.
+// be, and that a pass observed the wish that it began with.
 func (w *World) checkConverged() error {
 	state, wanted, ready, fulfilled := w.Driver.Snapshot(), 0, 0, 0
 	for spec := range w.working.desired.All() {
@@ -178,9 +185,13 @@ func (w *World) checkConverged() error {
 			}
 		}
 	}
-	latest := w.working.shape.Generation == w.wish.shape.Generation
+	generation := w.working.shape.Generation
+	if state.ObservedGeneration != generation || w.Driver.ObservedGeneration() != generation {
+		return invariant.Wrong(fmt.Sprintf("generation %d to be observed", generation), fmt.Sprint(state.ObservedGeneration, w.Driver.ObservedGeneration()))
+	}
+	latest := generation == w.wish.shape.Generation
 	converged := latest && fulfilled == wanted && state.Len() == wanted
-	if got := w.Driver.Converged(w.working.shape.Generation); got != converged {
+	if got := w.Driver.Converged(generation); got != converged {
 		return invariant.Wrong(fmt.Sprintf("converged %v: %d of %d fulfilled, %d nodes", converged, fulfilled, wanted, state.Len()), fmt.Sprint(got))
 	}
 	if gotReady, gotWanted := w.Driver.Progress(); gotReady != ready || gotWanted != wanted {

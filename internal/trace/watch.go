@@ -24,6 +24,7 @@ type watch struct {
 	dispatched map[provisioning.OperationID]bool
 	submitted  map[provisioning.OperationID]bool
 	called     map[provisioning.OperationID]bool
+	expired    map[provisioning.OperationID]bool
 	started    int // calls in all
 }
 
@@ -35,6 +36,7 @@ func newWatch() watch {
 		wasReady: make(map[provisioning.NodeAttemptID]bool), doomed: make(map[provisioning.NodeAttemptID]bool),
 		behind: make(map[provisioning.OperationID]bool), dispatched: make(map[provisioning.OperationID]bool),
 		submitted: make(map[provisioning.OperationID]bool), called: make(map[provisioning.OperationID]bool),
+		expired: make(map[provisioning.OperationID]bool),
 	}
 }
 
@@ -88,6 +90,11 @@ func (x watchedExecutor) Submit(e provisioning.Effect) (bool, error) {
 		w.runWork(maxRounds)
 	}
 	return queued, err
+}
+
+func (x watchedExecutor) Expire(id provisioning.OperationID) provisioning.Completion {
+	x.w.watch.expired[id] = true
+	return x.EffectExecutor.Expire(id)
 }
 
 // holdRecorded: what is to be called is on record as the pending operation of

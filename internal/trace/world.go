@@ -205,8 +205,18 @@ func (w *wish) group(id provisioning.NodeGroupID) Group {
 	return Group{ID: id}
 }
 
+func (w *World) policyOf(group provisioning.NodeGroupID) provisioning.RetryPolicy {
+	if policy, ok := w.config.GroupRetry[group]; ok {
+		return policy
+	}
+	return w.config.Retry
+}
+
 // take is the executor's Deliver, for results and for what bootstraps report.
 func (w *World) take(o provisioning.Observation) {
+	if id := o.Completion.Operation; w.watch.expired[id] {
+		w.problem("%v of %s is answered after it expired", id, o.Node)
+	}
 	if o.Kind != provisioning.OperationCompleted {
 		if o.Kind == provisioning.SwactorJoined {
 			w.told[joinOf(o)] = true
