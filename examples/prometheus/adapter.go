@@ -153,4 +153,3 @@ func constHistogram(m metric, d provisioning.Durations, labels ...string) promet
 	}
 	return prometheus.MustNewConstHistogram(m.desc, d.Count, d.Sum.Seconds(), buckets, labels...)
 }
-
