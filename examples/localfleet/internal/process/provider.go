@@ -46,9 +46,9 @@ import (
 // Kind is the name of this provider in a shape.
 const Kind provisioning.ProviderKind = "process"
 
-// pollInterval is how often something is looked at that cannot be waited for:
-// a process that is not a child.
-const pollInterval = 5 * time.Millisecond
+// How often something is looked at that cannot be waited for, a process that
+// is not a child: soon at first, and less and less often.
+const firstPoll, lastPoll = 2 * time.Millisecond, 100 * time.Millisecond
 
 // probeTimeout bounds the wait for a banner. On loopback whoever answers does
 // so at once.
@@ -210,11 +210,29 @@ func (p *Provider) sweep() error {
 }
 
 // Find says what there is of a key.
-func (p *Provider) Find(key provisioning.ExternalKey) (Machine, error) {
+func (p *Provider) Find(key provisioning.ExternalKey) (m Machine, err error) {
+	// A file that is missing from a directory that is there says that the
+	// machine came or went during the look. Somebody who keeps coming and
+	// going is not what keeps it missing for so long.
+	for range 10 {
+		m, err = p.look(key)
+		if !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		if _, gone := os.Stat(string(m.Dir)); errors.Is(gone, fs.ErrNotExist) {
+			return m, nil
+		}
+	}
+	return m, err
+}
+
+// look is one look at a machine. The error is [fs.ErrNotExist] if a file is
+// missing that every machine has.
+func (p *Provider) look(key provisioning.ExternalKey) (Machine, error) {
 	m := Machine{Key: key, State: Absent, Dir: p.machine(key)}
 	var order machine.Order
 	if err := atomicfile.ReadJSON(m.Dir.Order(), &order); err != nil {
-		return p.vanished(m, err)
+		return m, err
 	}
 	if order.Key != key { // 130 bits of a hash: somebody has been at the files
 		return m, fmt.Errorf("localfleet: %s holds the machine of %v", m.Dir, order.Key)
@@ -234,7 +252,7 @@ func (p *Provider) Find(key provisioning.ExternalKey) (Machine, error) {
 	}
 	held, err := isLocked(m.Dir)
 	if err != nil {
-		return p.vanished(m, err)
+		return m, err
 	}
 	switch {
 	case recorded && held:
@@ -249,17 +267,6 @@ func (p *Provider) Find(key provisioning.ExternalKey) (Machine, error) {
 	m.Lease, m.Image, m.User = order.Lease, order.Image, order.User
 	m.PID, m.StartedAt, m.Endpoint = record.PID, record.StartedAt, record.Endpoint
 	return m, nil
-}
-
-// vanished tells a machine that was destroyed while it was looked at from one
-// that cannot be read.
-func (p *Provider) vanished(m Machine, err error) (Machine, error) {
-	if errors.Is(err, fs.ErrNotExist) {
-		if _, err := os.Stat(string(m.Dir)); errors.Is(err, fs.ErrNotExist) {
-			return Machine{Key: m.Key, State: Absent, Dir: m.Dir}, nil
-		}
-	}
-	return m, err
 }
 
 // List returns what there is, in the order of run, slot name and attempt.
@@ -298,7 +305,7 @@ func (p *Provider) List() ([]Machine, error) {
 // [provisioning.ErrNothingToAdopt] if it is not there and adoptOnly is set.
 func (p *Provider) Create(ctx context.Context, key provisioning.ExternalKey, image, user string, adoptOnly bool) (Machine, error) {
 	launched := false
-	for {
+	for wait := firstPoll; ; {
 		if err := ctx.Err(); err != nil {
 			return Machine{}, p.cut(launched, err)
 		}
@@ -312,7 +319,7 @@ func (p *Provider) Create(ctx context.Context, key provisioning.ExternalKey, ima
 		case m.State == Dead:
 			return m, provisioning.LeaseLostWith(m.Lease, ErrDead) // B11
 		case m.State == Starting:
-			if err := pause(ctx); err != nil {
+			if err := pause(ctx, &wait); err != nil {
 				return m, p.cut(launched, err)
 			}
 		case m.State == Absent && adoptOnly:
@@ -483,9 +490,11 @@ func (p *Provider) Probe(ctx context.Context, key provisioning.ExternalKey) (*pr
 // process group is killed only if a member of it carries the token of the
 // machine in its environment, and groups cannot be joined from outside of
 // their session, of which the machine is the head. Between that look and the
-// kill all members would have to die and their number to come round.
+// kill all members would have to die and their number to come round. A group
+// that cannot be told (the machine is dead, and what is left of it has no
+// environment) is not killed, and not called gone either.
 func (p *Provider) Destroy(ctx context.Context, key provisioning.ExternalKey) error {
-	for {
+	for wait := firstPoll; ; {
 		m, err := p.Find(key)
 		if err != nil || m.State == Absent {
 			return err
@@ -499,7 +508,7 @@ func (p *Provider) Destroy(ctx context.Context, key provisioning.ExternalKey) er
 				return err
 			}
 		}
-		if err := pause(ctx); err != nil {
+		if err := pause(ctx, &wait); err != nil {
 			return fmt.Errorf("localfleet: machine %s is still going (%s, %d processes, %d more in doubt): %w",
 				m.Lease, m.State, len(left.Ours), left.Unknown, err)
 		}
@@ -541,9 +550,11 @@ func (p *Provider) remove(m Machine) (bool, error) {
 	return true, os.RemoveAll(grave)
 }
 
-func pause(ctx context.Context) error {
+// pause waits, and has the next wait be a longer one.
+func pause(ctx context.Context, wait *time.Duration) error {
 	select {
-	case <-time.After(pollInterval):
+	case <-time.After(*wait):
+		*wait = min(2**wait, lastPoll)
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
