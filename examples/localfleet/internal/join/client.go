@@ -30,6 +30,10 @@ func Keep(ctx context.Context, address string, id Identity, joined func()) error
 	if err != nil {
 		return err
 	}
+	return keep(ctx, conn, id, joined)
+}
+
+func keep(ctx context.Context, conn net.Conn, id Identity, joined func()) error {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	w := newWire(conn)

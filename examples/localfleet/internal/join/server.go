@@ -107,22 +107,29 @@ type member struct {
 
 // Listen begins to take joins at a TCP address.
 func Listen(address string, config Config) (*Server, error) {
+	s, err := newServer(config)
+	if err != nil {
+		return nil, err
+	}
+	if s.listener, err = net.Listen("tcp", address); err != nil {
+		return nil, err
+	}
+	s.running.Go(s.accept)
+	return s, nil
+}
+
+func newServer(config Config) (*Server, error) {
 	config.Heartbeat = cmp.Or(config.Heartbeat, DefaultHeartbeat)
 	config.Silence = cmp.Or(config.Silence, DefaultSilence)
 	config.Patience = cmp.Or(config.Patience, DefaultPatience)
 	if config.Heartbeat < 0 || config.Patience < 0 || config.Silence <= config.Heartbeat {
-		return nil, fmt.Errorf("localfleet: a silence of %v must be longer than the time between heartbeats, %v", config.Silence, config.Heartbeat)
+		return nil, fmt.Errorf("localfleet: a silence of %v must be longer than the time between heartbeats, %v, and no time negative",
+			config.Silence, config.Heartbeat)
 	}
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, err
-	}
-	s := &Server{
-		config: config, listener: listener, decoy: []byte(rand.Text()), crowd: make(chan struct{}, strangers),
+	return &Server{
+		config: config, decoy: []byte(rand.Text()), crowd: make(chan struct{}, strangers),
 		members: make(map[provisioning.ExternalKey]*member), conns: make(map[net.Conn]bool),
-	}
-	s.running.Go(s.accept)
-	return s, nil
+	}, nil
 }
 
 // Addr returns the address to join at.
@@ -195,7 +202,10 @@ func (s *Server) Close() error {
 		conn.Close()
 	}
 	s.mu.Unlock()
-	err := s.listener.Close()
+	var err error
+	if s.listener != nil { // nil in tests without a network
+		err = s.listener.Close()
+	}
 	s.running.Wait()
 	if errors.Is(err, net.ErrClosed) { // by an earlier Close
 		return nil
@@ -211,25 +221,22 @@ func (s *Server) accept() {
 			return
 		case err != nil: // out of descriptors, or the caller is gone already
 			time.Sleep(10 * time.Millisecond)
-			continue
-		}
-		select {
-		case s.crowd <- struct{}{}:
 		default:
-			s.refuse(newWire(conn), hello{}, ErrCrowd)
-			conn.Close()
-			continue
+			s.take(conn)
 		}
-		s.mu.Lock()
-		if s.closed {
-			s.mu.Unlock()
-			conn.Close()
-			continue
-		}
-		s.conns[conn] = true
-		s.running.Go(func() { s.serve(conn) })
-		s.mu.Unlock()
 	}
+}
+
+// take serves a connection on a goroutine of its own.
+func (s *Server) take(conn net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		conn.Close()
+		return
+	}
+	s.conns[conn] = true
+	s.running.Go(func() { s.serve(conn) })
 }
 
 func (s *Server) serve(conn net.Conn) {
@@ -240,6 +247,12 @@ func (s *Server) serve(conn net.Conn) {
 		s.mu.Unlock()
 	}()
 	w := newWire(conn)
+	select {
+	case s.crowd <- struct{}{}:
+	default:
+		s.refuse(w, hello{}, ErrCrowd)
+		return
+	}
 	m, key, swactor := s.greet(w)
 	<-s.crowd
 	if swactor == "" {
