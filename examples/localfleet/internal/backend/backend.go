@@ -334,6 +334,9 @@ func (b *Backend) StartBootstrap(ctx context.Context, req provisioning.StartBoot
 		b.nodes[req.Key] = n
 	}
 	n.sink = req.Sink
+	if n.stream != nil && n.stream.Ended() {
+		n.stream = nil
+	}
 	followed := n.stream != nil
 	b.mu.Unlock()
 	// Before the agent can join. If it has joined, that is told again.

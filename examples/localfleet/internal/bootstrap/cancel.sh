@@ -2,13 +2,16 @@ set -eu
 umask 077
 mkdir -p "$d"
 : >"$d/cancelled"
-if mkdir "$d/lock" 2>/dev/null; then exit 0; fi # it was not started, and never will be
-while [ ! -s "$d/pid" ]; do
-	[ ! -e "$d/exit" ] || exit 0
-	tries=$((${tries:-0} + 1))
-	[ "$tries" -lt 100 ] || exit 0 # an earlier cancel has the lock
+if mkdir "$d/lock" 2>/dev/null; then # it was not started, and never will be
+	echo never >"$d/exit"
+	exit 0
+fi
+tries=0
+while [ ! -s "$d/pid" ] && [ ! -e "$d/exit" ] && [ "$tries" -lt 50 ]; do # on its way up
+	tries=$((tries + 1))
 	sleep 0.02
 done
+if [ ! -s "$d/pid" ]; then exit 0; fi
 pid=$(cat "$d/pid")
 # A number of a process may have come round: see whose it is, where one can.
 lives() {
@@ -20,7 +23,7 @@ signal=TERM
 while lives; do
 	kill "-$signal" "$pid" 2>/dev/null || true
 	tries=0
-	while lives && [ "$tries" -lt 100 ]; do
+	while lives && [ "$tries" -lt 50 ]; do
 		tries=$((tries + 1))
 		sleep 0.02
 	done

@@ -26,7 +26,8 @@ const sessionVariable = "SWACTOR_SESSION"
 // Of the scripts.
 const (
 	exitCancelled = 77
-	wordFresh     = "fresh"
+	wordCancelled = "cancelled"
+	wordStarted   = "started"
 )
 
 // shell reads a script from its input: what is secret in it must not stand on
@@ -52,9 +53,9 @@ var (
 )
 
 const (
-	lookScript   = "if [ -d \"$d/lock\" ]; then echo started; else echo " + wordFresh + "; fi\n"
-	followScript = "exec tail -q -n +1 -F -- %s\n"
-	awaitScript  = "while [ ! -s \"$d/exit\" ]; do sleep 0.2; done; cat \"$d/exit\"; tail -n 1 \"$d/stderr\"\n"
+	lookScript   = `if [ -e "$d/cancelled" ]; then echo ` + wordCancelled + `; elif [ -d "$d/lock" ]; then echo ` + wordStarted + "; fi\n"
+	followScript = "exec tail -q -n +1 -F -- %s"
+	awaitScript  = `while [ ! -s "$d/exit" ]; do sleep 0.2; done; cat "$d/exit"; tail -n 1 "$d/stderr"`
 )
 
 // Session returns the name of the bootstrap session of an attempt. There is

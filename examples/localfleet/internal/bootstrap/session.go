@@ -86,13 +86,19 @@ func Start(ctx context.Context, job Job) (*Stream, error) {
 	return s, nil
 }
 
+var errCancelled = errors.New("localfleet: the session was cancelled")
+
 // raise has the agent running when it returns nil.
 func (j *Job) raise(ctx context.Context, conn *remote.Conn, stage func(provisioning.BootstrapStage)) error {
 	state, err := conn.Run(ctx, within(j.session(), lookScript), nil)
 	if err != nil {
 		return provisioning.NotStarted(fmt.Errorf("localfleet: cannot look at the machine: %w", err))
 	}
-	if state == wordFresh {
+	switch state {
+	case wordCancelled:
+		return provisioning.Definite(errCancelled)
+	case wordStarted:
+	default:
 		stage(provisioning.BootstrapStageBootChecking)
 		for i, command := range j.Spec.Boot.VerifyCommands {
 			if _, err := conn.Run(ctx, command, nil); err != nil {
@@ -103,7 +109,7 @@ func (j *Job) raise(ctx context.Context, conn *remote.Conn, stage func(provision
 	stage(provisioning.BootstrapStageSwactorStarting)
 	if _, err := conn.Run(ctx, shell, strings.NewReader(j.start())); err != nil {
 		if exit, ok := errors.AsType[*remote.ExitError](err); ok && exit.Status == exitCancelled {
-			return provisioning.Definite(errors.New("localfleet: the session was cancelled"))
+			return provisioning.Definite(errCancelled)
 		}
 		return j.classify(fmt.Errorf("localfleet: cannot start the agent: %w", err))
 	}
@@ -123,6 +129,16 @@ func (j *Job) classify(err error) error {
 func (s *Stream) Close() {
 	s.cancel()
 	<-s.done
+}
+
+// Ended reports whether there is nothing left to follow.
+func (s *Stream) Ended() bool {
+	select {
+	case <-s.done:
+		return true
+	default:
+		return false
+	}
 }
 
 // follow reports line numbers until the agent ends or the connection is cut,
