@@ -4,7 +4,6 @@ package backend
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/rand"
 	"fmt"
@@ -37,15 +36,20 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// run is nobody else's: the process table is everybody's.
-var run = provisioning.RunID(cmp.Or(os.Getenv(runVariable), rand.Text()))
+// runOf returns the run of a test, which is nobody else's: the process table
+// is everybody's.
+func runOf(t *testing.T) provisioning.RunID {
+	return provisioning.RunID(strings.ReplaceAll(t.Name(), "/", "-") + "-" + thisProcess)
+}
+
+var thisProcess = rand.Text()
 
 // quick is a configuration for tests. Lifetime ends what a test that was
-// killed has left.
+// killed has left. The silence is one that a busy computer does not reach.
 func quick(dir string) Config {
 	return Config{
 		Dir: dir, Lifetime: 5 * time.Minute, Watch: 10 * time.Millisecond,
-		Join: join.Config{Heartbeat: 20 * time.Millisecond, Silence: time.Second},
+		Join: join.Config{Heartbeat: 20 * time.Millisecond, Silence: 10 * time.Second},
 	}
 }
 
@@ -157,14 +161,14 @@ func kind(k provisioning.ObservationKind) func(provisioning.Observation) bool {
 
 func newAttempt(t *testing.T, b *Backend, number provisioning.NodeAttemptID, boot provisioning.BootSpec) *attempt {
 	t.Helper()
-	desired, err := provisioning.Expand(provisioning.ClusterShape{RunID: run, Generation: 1, Groups: []provisioning.NodeGroupSpec{{
+	desired, err := provisioning.Expand(provisioning.ClusterShape{RunID: runOf(t), Generation: 1, Groups: []provisioning.NodeGroupSpec{{
 		GroupID: "w", Count: 1, Provider: process.Kind, Shape: provisioning.NodeShape{Image: "swactor:1"}, Boot: boot,
 	}}})
 	require.NoError(t, err)
 	a := &attempt{t: t, b: b, seen: &log{changed: make(chan struct{})}}
 	for a.spec = range desired.All() {
 	}
-	a.key = provisioning.ExternalKey{Run: run, Node: a.spec.Node, Attempt: number}
+	a.key = provisioning.ExternalKey{Run: runOf(t), Node: a.spec.Node, Attempt: number}
 	return a
 }
 
@@ -248,6 +252,7 @@ func class(kind provisioning.OperationKind, err error) provisioning.FailureClass
 }
 
 func TestBootstrapTellsItsStages(t *testing.T) {
+	t.Parallel()
 	config := quick(t.TempDir())
 	var mu sync.Mutex
 	var lines []bootstrap.Line
@@ -300,6 +305,7 @@ func TestBootstrapTellsItsStages(t *testing.T) {
 // Whoever can read the process table, the records or the console learns no
 // secret from them.
 func TestJoinTokenStaysSecret(t *testing.T) {
+	t.Parallel()
 	b := open(t, quick(t.TempDir()))
 	a := newAttempt(t, b, 1, provisioning.BootSpec{Env: map[string]string{"PASSWORD": "sesame-sesame"}})
 	a.boot()

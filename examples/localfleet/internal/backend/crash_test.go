@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -33,7 +34,7 @@ func bootAndWait(dir string) {
 	b, err := Open(config)
 	if err == nil {
 		var host *provisioning.Host
-		host, err = provisioning.NewHost(provisioning.HostConfig{Shape: fleet(1, 1), Backend: b, Retry: impatient})
+		host, err = provisioning.NewHost(provisioning.HostConfig{Shape: fleet(provisioning.RunID(os.Getenv(runVariable)), 1, 1), Backend: b, Retry: impatient})
 		if err == nil {
 			go host.Run(context.Background())
 			err = host.WaitConverged(context.Background(), 1)
@@ -50,11 +51,13 @@ func bootAndWait(dir string) {
 // Machine and agent know nothing of the death of their controller. Whoever
 // comes after it finds them by their key and goes on where it was.
 func TestControllerIsKilled(t *testing.T) {
+	t.Parallel()
 	config := quick(t.TempDir())
+	config.Join.Silence = 500 * time.Millisecond
 	program, err := os.Executable()
 	require.NoError(t, err)
 	controller := exec.Command(program)
-	controller.Env = append(os.Environ(), controllerVariable+"="+config.Dir, runVariable+"="+string(run))
+	controller.Env = append(os.Environ(), controllerVariable+"="+config.Dir, runVariable+"="+string(runOf(t)))
 	controller.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	controller.Stderr = os.Stderr
 	stdout, err := controller.StdoutPipe()

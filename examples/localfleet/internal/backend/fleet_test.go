@@ -21,7 +21,7 @@ var impatient = provisioning.RetryPolicy{
 	EndpointProbeInterval: 10 * time.Millisecond, OperationTimeout: 20 * time.Second,
 }
 
-func fleet(generation uint64, count int) provisioning.ClusterShape {
+func fleet(run provisioning.RunID, generation uint64, count int) provisioning.ClusterShape {
 	return provisioning.ClusterShape{RunID: run, Generation: generation, Groups: []provisioning.NodeGroupSpec{{
 		GroupID: "w", Count: count, Provider: process.Kind, Shape: provisioning.NodeShape{Image: "swactor:1"},
 		Boot: provisioning.BootSpec{VerifyCommands: []string{"test -x bin/localfleet"}},
@@ -30,6 +30,7 @@ func fleet(generation uint64, count int) provisioning.ClusterShape {
 
 // TestBackend holds the backend to every rule of the contract.
 func TestBackend(t *testing.T) {
+	t.Parallel()
 	var backends []*Backend
 	report := fakebackend.CheckReport(func() fakebackend.Subject {
 		config := quick(t.TempDir())
@@ -58,13 +59,14 @@ func TestBackend(t *testing.T) {
 
 // A cluster comes up, loses a machine, heals, and goes.
 func TestFleetLives(t *testing.T) {
+	t.Parallel()
 	config := quick(t.TempDir())
 	config.BootDelay = 20 * time.Millisecond
-	config.Join.Silence = 10 * time.Second // a machine's death must be seen by other means
+	config.Join.Silence = time.Minute // a machine's death must be seen by other means
 	b := open(t, config)
 	lost := make(chan provisioning.Event, 16)
 	host, err := provisioning.NewHost(provisioning.HostConfig{
-		Shape: fleet(1, 3), Backend: b, Retry: impatient,
+		Shape: fleet(runOf(t), 1, 3), Backend: b, Retry: impatient,
 		OnEvent: func(e provisioning.Event) {
 			if e.Kind == provisioning.EventAttemptFailed {
 				lost <- e
@@ -104,7 +106,7 @@ func TestFleetLives(t *testing.T) {
 	require.Empty(t, pids(t, b))
 	for node := range before {
 		for attempt := range provisioning.NodeAttemptID(10) {
-			n, err := live(provisioning.ExternalKey{Run: run, Node: node, Attempt: attempt})
+			n, err := live(provisioning.ExternalKey{Run: runOf(t), Node: node, Attempt: attempt})
 			require.NoError(t, err)
 			require.Zero(t, n)
 		}
