@@ -44,15 +44,16 @@ const (
 )
 
 // Main joins, sends heartbeats, and joins again whenever the connection is
-// cut, until ctx is done. It returns the exit status of the process.
-func Main(ctx context.Context, getenv func(string) string, stdout, stderr io.Writer) int {
+// cut, until ctx is done. It returns the exit status of the process. What it was
+// started with beside its environment it only shows.
+func Main(ctx context.Context, arguments []string, getenv func(string) string, stdout, stderr io.Writer) int {
 	id, err := identity(getenv)
 	if err != nil {
 		fmt.Fprintln(stderr, err)
 		return ExitUsage
 	}
 	address := getenv(Address)
-	fmt.Fprintf(stdout, "%s of %s, attempt %d, joins at %s\n", id.Swactor, id.Key.Node, id.Key.Attempt, address)
+	fmt.Fprintf(stdout, "%s of %s, attempt %d, arguments %q, joins at %s\n", id.Swactor, id.Key.Node, id.Key.Attempt, arguments, address)
 	ever, wait := false, firstRetry
 	for {
 		err := join.Keep(ctx, address, id, func() {

@@ -357,21 +357,28 @@ func (b *Backend) StartBootstrap(ctx context.Context, req provisioning.StartBoot
 	if err != nil {
 		return provisioning.StartBootstrapResult{}, err
 	}
-	if !b.attach(n, stream) {
-		stream.Close() // destroyed meanwhile
-		return provisioning.StartBootstrapResult{}, provisioning.LeaseLost(process.ErrAbsent)
+	if err := b.attach(n, stream); err != nil {
+		return provisioning.StartBootstrapResult{}, err
 	}
 	return provisioning.StartBootstrapResult{Session: session}, nil
 }
 
-func (b *Backend) attach(n *node, stream *bootstrap.Stream) bool {
+// attach has a node follow a stream, unless it follows one already. The error is
+// LeaseLost if it was destroyed meanwhile.
+func (b *Backend) attach(n *node, stream *bootstrap.Stream) error {
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.nodes[n.key] != n || n.stream != nil {
-		return false
+	there := b.nodes[n.key] == n
+	if there && n.stream == nil {
+		n.stream, stream = stream, nil
 	}
-	n.stream = stream
-	return true
+	b.mu.Unlock()
+	if stream != nil {
+		stream.Close()
+	}
+	if !there {
+		return provisioning.LeaseLost(process.ErrAbsent)
+	}
+	return nil
 }
 
 // detach takes the stream of a node, if it has one, to be closed by whoever
@@ -450,30 +457,35 @@ func (b *Backend) DestroyLease(ctx context.Context, req provisioning.DestroyLeas
 	return b.provider.Destroy(ctx, req.Key)
 }
 
-// watch looks whether the machines live whose bootstrap was asked for. The
-// death of any other is seen by LookupEndpoint and StartBootstrap.
+// watch makes its rounds until Close.
 func (b *Backend) watch() {
 	ticker := time.NewTicker(b.config.Watch)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ticker.C:
+			b.round()
 		case <-b.ctx.Done():
 			return
 		}
-		b.mu.Lock()
-		nodes := make([]*node, 0, len(b.nodes))
-		for _, n := range b.nodes {
-			if !n.lost {
-				nodes = append(nodes, n)
-			}
+	}
+}
+
+// round looks whether the machines live whose bootstrap was asked for. The
+// death of any other is seen by LookupEndpoint and StartBootstrap.
+func (b *Backend) round() {
+	b.mu.Lock()
+	nodes := make([]*node, 0, len(b.nodes))
+	for _, n := range b.nodes {
+		if !n.lost {
+			nodes = append(nodes, n)
 		}
-		b.mu.Unlock()
-		for _, n := range nodes {
-			// A look that fails says nothing about the machine.
-			if m, err := b.provider.Find(n.key); err == nil && m.State != process.Running {
-				b.lose(n, fmt.Sprintf("process %d of the machine is gone", m.PID))
-			}
+	}
+	b.mu.Unlock()
+	for _, n := range nodes {
+		// A look that fails says nothing about the machine.
+		if m, err := b.provider.Find(n.key); err == nil && m.State != process.Running {
+			b.lose(n, fmt.Sprintf("process %d of the machine is gone", m.PID))
 		}
 	}
 }

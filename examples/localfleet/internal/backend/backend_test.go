@@ -261,13 +261,17 @@ func TestBootstrapTellsItsStages(t *testing.T) {
 	a := newAttempt(t, b, 1, provisioning.BootSpec{
 		VerifyCommands: []string{"test \"$LOCALFLEET_IMAGE\" = swactor:1", "test -x bin/localfleet"},
 		Env:            map[string]string{"GREETING": "it's a 'quoted'\nworld"},
+		Args:           []string{"--rack", "it's $HOME"},
 		StdoutSources:  []string{"extra file"},
+		StderrSources:  []string{"warnings"},
 	})
 	a.boot()
 	a.join()
 	a.seen.await(t, "two lines", func(o provisioning.Observation) bool { return o.StdoutSequence == 2 })
 	require.NoError(t, os.WriteFile(filepath.Join(a.machine().Dir.Home(), "extra file"), []byte("more\n"), 0o600))
 	a.seen.await(t, "three lines", func(o provisioning.Observation) bool { return o.StdoutSequence == 3 })
+	require.NoError(t, os.WriteFile(filepath.Join(a.machine().Dir.Home(), "warnings"), []byte("hot\n"), 0o600))
+	a.seen.await(t, "a line of stderr", func(o provisioning.Observation) bool { return o.StderrSequence == 1 })
 	require.NoError(t, a.converge())
 	require.NoError(t, a.converge(), "any number of times")
 
@@ -294,8 +298,11 @@ func TestBootstrapTellsItsStages(t *testing.T) {
 	}, stages)
 	require.Less(t, joinedAt, closedAt) // B10
 	mu.Lock()
-	require.Equal(t, "joined", lines[1].Text)
-	require.EqualValues(t, 2, lines[1].Number)
+	require.Contains(t, lines[0].Text, `arguments ["--rack" "it's $HOME"], joins at `)
+	for i, want := range []bootstrap.Line{{Number: 2, Text: "joined"}, {Number: 3, Text: "more"}, {Number: 1, Text: "hot", Stderr: true}} {
+		want.Key = a.key
+		require.Equal(t, want, lines[i+1])
+	}
 	mu.Unlock()
 	environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", a.agent()))
 	require.NoError(t, err)

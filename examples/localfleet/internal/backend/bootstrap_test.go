@@ -22,6 +22,7 @@ import (
 	"github.com/swactor/provisioning/examples/localfleet/internal/bootstrap"
 	"github.com/swactor/provisioning/examples/localfleet/internal/join"
 	"github.com/swactor/provisioning/examples/localfleet/internal/machine"
+	"github.com/swactor/provisioning/examples/localfleet/internal/osproc"
 	"github.com/swactor/provisioning/examples/localfleet/internal/process"
 	"github.com/swactor/provisioning/examples/localfleet/internal/remote"
 )
@@ -60,6 +61,46 @@ func TestStartTwiceIsOneAgent(t *testing.T) {
 	for _, o := range a.seen.all() {
 		require.True(t, o.Kind != provisioning.SwactorJoined || o.Swactor == swactor)
 	}
+}
+
+// Also when it is asked for from all sides at once.
+func TestStartAtOnceIsOneAgent(t *testing.T) {
+	t.Parallel()
+	config := quick(t.TempDir())
+	backends := []*Backend{open(t, config), open(t, config)}
+	a := newAttempt(t, backends[0], 1, provisioning.BootSpec{StartSwactorCommand: "sh -c 'echo $$ >>agents; exec sleep 300'"})
+	a.rent()
+	const callers = 8
+	var sessions [callers]provisioning.BootstrapSessionID
+	var errs [callers]error
+	var starting sync.WaitGroup
+	ctx := soon(t)
+	for i := range callers {
+		starting.Go(func() {
+			caller := *a
+			caller.b = backends[i%2]
+			errs[i] = caller.start(ctx)
+			sessions[i] = caller.session
+		})
+	}
+	starting.Wait()
+	for i := range callers {
+		require.NoError(t, errs[i])
+		require.Equal(t, sessions[0], sessions[i])
+	}
+	a.awaitFile("agents")
+	require.Equal(t, a.agent(), number(t, filepath.Join(a.machine().Dir.Home(), "agents")))
+	for _, b := range backends {
+		require.NoError(t, b.Close())
+	}
+	eventually(t, "machine, agent and its shell", func() bool {
+		pids, err := osproc.Carriers(a.key.Token())
+		require.NoError(t, err)
+		return len(pids) == 3
+	})
+	text, err := os.ReadFile(filepath.Join(a.machine().Dir.Home(), "agents"))
+	require.NoError(t, err)
+	require.Equal(t, 1, strings.Count(string(text), "\n"))
 }
 
 // A start that was cut off on the way is finished by the next, through another
@@ -390,7 +431,9 @@ func TestNodeIsLost(t *testing.T) {
 			c.kill(a)
 			lost := a.seen.await(t, "the loss", kind(provisioning.NodeLost))
 			require.Contains(t, lost.Reason, c.reason)
+			b.round()
 			require.NoError(t, a.destroy())
+			b.round()
 			n, err := live(a.key)
 			require.NoError(t, err)
 			require.Zero(t, n)
@@ -415,6 +458,7 @@ func TestDestroyIsNoLoss(t *testing.T) {
 	require.NoError(t, a.destroy())
 	before := len(a.seen.all())
 	require.NoError(t, a.destroy())
+	b.round()
 	require.Empty(t, b.Members())
 	require.NoError(t, b.Close())
 	for _, o := range a.seen.all() {

@@ -22,10 +22,10 @@ func Main(args []string) (status int, ok bool) {
 		log.SetFlags(log.LstdFlags | log.Lmicroseconds)
 		log.Print(machine.Run(machine.Dir(args[2]))) // a machine ends by being killed
 		return 1, true
-	case len(args) == 2 && args[1] == agent.Command:
+	case len(args) >= 2 && args[1] == agent.Command:
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 		defer stop()
-		return agent.Main(ctx, os.Getenv, os.Stdout, os.Stderr), true
+		return agent.Main(ctx, args[2:], os.Getenv, os.Stdout, os.Stderr), true
 	}
 	return 0, false
 }
