@@ -432,6 +432,7 @@ func TestNodeIsLost(t *testing.T) {
 			lost := a.seen.await(t, "the loss", kind(provisioning.NodeLost))
 			require.Contains(t, lost.Reason, c.reason)
 			b.round()
+			b.lose(b.nodes[a.key], "seen by somebody else as well")
 			require.NoError(t, a.destroy())
 			b.round()
 			n, err := live(a.key)
