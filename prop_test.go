@@ -47,11 +47,14 @@ func ptPlay(t *rapid.T, tr trace.Trace, afterDrive func(*trace.World) error, the
 
 // G1: the state, the effects and the order of all of it depend on the trace
 // alone: played twice, everything that is seen (events with their times,
-// submissions, calls) is the same to the byte, and so is the state at the end.
+// submissions, calls) is the same to the byte, and so is the state at the end. A
+// hook that panics at every event, as the second time, makes no difference.
 func TestProp_G1SameTraceTwice(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		tr := trace.Draw(t, trace.Options{})
-		first, second := ptPlay(t, tr, nil, nil), ptPlay(t, tr, nil, nil)
+		first := ptPlay(t, tr, nil, nil)
+		tr.Config.PanickingHook = true
+		second := ptPlay(t, tr, nil, nil)
 		a, b := first.Log(), second.Log()
 		for i := range min(len(a), len(b)) {
 			if a[i] != b[i] {
@@ -203,75 +206,88 @@ func TestProp_G3NothingUnrecorded(t *testing.T) {
 }
 
 // G4: between two tries lies exactly what the table says. Creates fail one way
-// after another, and the gaps between their starts follow the table worked out
-// here by other means: 2^(n-1) times InitialDelay, never above MaxDelay, at
-// least the wait that was asked for up to MaxRetryAfter, less than Jitter's
-// part shorter. Then the same for destroys of the same slot. A slot that is well
-// beside it is ready in the first instant.
+// after another, then look-ups, and once the slot is not wanted any more its
+// destroys. The gaps follow the table worked out here by other means: 2^(n-1)
+// times InitialDelay, never above MaxDelay, at least the wait that was asked for
+// up to MaxRetryAfter, by less than Jitter's part shorter; n goes on from the
+// creates to the look-ups, as both are on the way up, and starts anew with the
+// destroys. A look-up that finds nothing yet is no failure: the next one comes
+// after EndpointProbeInterval, and n stays. A slot that is well beside it is
+// ready in the first instant.
 func TestProp_G4GapsFollowTheDelayTable(t *testing.T) {
 	type try struct {
 		outcome fakebackend.Outcome
 		asked   time.Duration
 	}
-	tries := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) try {
-		asked := time.Duration(rapid.IntRange(0, 200).Draw(t, "asked")) * time.Second
-		return rapid.SampledFrom([]try{{fakebackend.Definite(), 0}, {fakebackend.Capacity(), 0}, {fakebackend.Ambiguous(), 0}, {fakebackend.Error(), 0},
-			{fakebackend.Panic(), 0}, {fakebackend.Refuse(), 0}, {fakebackend.RetryAfter(asked), asked}}).Draw(t, "try")
-	}), 0, 12)
+	const probe = 3 * time.Second
+	tries := func(more ...try) *rapid.Generator[[]try] {
+		return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) try {
+			asked := time.Duration(rapid.IntRange(0, 200).Draw(t, "asked")) * time.Second
+			return rapid.SampledFrom(append(more, []try{{fakebackend.Definite(), 0}, {fakebackend.Capacity(), 0}, {fakebackend.Ambiguous(), 0},
+				{fakebackend.Error(), 0}, {fakebackend.Panic(), 0}, {fakebackend.Refuse(), 0}, {fakebackend.RetryAfter(asked), asked}}...)).Draw(t, "try")
+		}), 0, 12)
+	}
 	rapid.Check(t, func(t *rapid.T) {
 		policy := provisioning.RetryPolicy{
 			InitialDelay:  rapid.SampledFrom([]time.Duration{time.Nanosecond, time.Second, 7 * time.Second}).Draw(t, "initial"),
 			MaxDelay:      rapid.SampledFrom([]time.Duration{7 * time.Second, time.Minute}).Draw(t, "max"),
 			Jitter:        rapid.SampledFrom([]float64{0, 0, 0.25, 0.9}).Draw(t, "jitter"),
-			MaxRetryAfter: 100 * time.Second,
+			MaxRetryAfter: 100 * time.Second, EndpointProbeInterval: probe, EndpointTimeout: -1,
 		}
-		creates, destroys := tries.Draw(t, "creates"), tries.Draw(t, "destroys")
+		creates, destroys := tries().Draw(t, "creates"), tries().Draw(t, "destroys")
+		lookups := tries(try{fakebackend.NotReady(), 0}, try{fakebackend.NotReady(), 0}).Draw(t, "look-ups")
 		w, err := trace.New(trace.Trace{
 			Config: trace.Config{Retry: policy, Order: trace.AnyOrder, Seed: 1}, First: []trace.Group{{ID: "w", Count: 2, Image: "a"}},
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		check := func(kind provisioning.OperationKind, made []try) {
+		script := func(kind provisioning.OperationKind, tries []try) {
+			for _, m := range tries {
+				w.Fake.Script("w-0", kind, m.outcome)
+			}
+		}
+		check := func(kind provisioning.OperationKind, made []try, failures int) int {
 			dispatched := ptDispatches(w, "w-0", kind)
 			if len(dispatched) != len(made)+1 {
 				t.Fatalf("%v: %d tries, of which %d had to fail", kind, len(dispatched), len(made))
 			}
 			for i, m := range made {
-				full := policy.MaxDelay
-				if exact := float64(policy.InitialDelay) * math.Pow(2, float64(i)); exact < float64(full) {
-					full = time.Duration(exact)
+				least, most := probe, probe
+				if m.outcome != fakebackend.NotReady() {
+					most = policy.MaxDelay
+					if exact := float64(policy.InitialDelay) * math.Pow(2, float64(failures)); exact < float64(most) {
+						most = time.Duration(exact)
+					}
+					least = max(time.Duration(float64(most)*(1-policy.Jitter)), 1)
+					failures++
 				}
-				least := max(time.Duration(float64(full)*(1-policy.Jitter)), 1)
 				asked := min(m.asked, policy.MaxRetryAfter)
-				gap := dispatched[i+1] - dispatched[i]
-				if gap < max(least, asked) || gap > max(full, asked) {
-					t.Fatalf("%v: gap %d after %v is %v, not %v to %v and at least %v", kind, i+1, m.outcome, gap, least, full, asked)
+				if gap := dispatched[i+1] - dispatched[i]; gap < max(least, asked) || gap > max(most, asked) {
+					t.Fatalf("%v: gap %d after %v is %v, not %v to %v and at least %v", kind, i+1, m.outcome, gap, least, most, asked)
 				}
 			}
-		}
-		for _, m := range creates {
-			w.Fake.Script("w-0", provisioning.CreateLease, m.outcome)
+			return failures
 		}
 		run := func(d time.Duration) {
 			if err := w.Through(d); err != nil {
 				t.Fatalf("%v\n%s", err, strings.Join(w.Log(), "\n"))
 			}
 		}
+		script(provisioning.CreateLease, append(slices.Clone(creates), try{outcome: fakebackend.OKNoEndpoint()}))
+		script(provisioning.LookupEndpoint, lookups)
 		run(0)
 		if node, _ := w.Driver.Node("w-1"); !node.Record.Ready {
 			t.Fatal("w-1 waits for w-0")
 		}
 		run(time.Hour)
-		check(provisioning.CreateLease, creates)
-		for _, m := range destroys {
-			w.Fake.Script("w-0", provisioning.DestroyLease, m.outcome)
-		}
+		check(provisioning.LookupEndpoint, lookups, check(provisioning.CreateLease, creates, 0))
+		script(provisioning.DestroyLease, destroys)
 		if err := w.Wish(nil); err != nil {
 			t.Fatal(err)
 		}
 		run(time.Hour)
-		check(provisioning.DestroyLease, destroys)
+		check(provisioning.DestroyLease, destroys, 0)
 		if err := w.Close(); err != nil {
 			t.Fatal(err)
 		}

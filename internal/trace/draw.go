@@ -112,6 +112,7 @@ var stepGroups = []struct {
 	{"clock trouble", []Kind{Back, Leap}},
 	{"wrong updates", []Kind{Refused, Rewish}},
 	{"updates during a pass", []Kind{WishDuring}},
+	{"broken passes", []Kind{BreakPass}},
 	{"needless passes", []Kind{Trigger}},
 }
 
@@ -294,6 +295,8 @@ func (p *palette) drawStep(t *rapid.T, kinds []Kind) Step {
 		s.D = rapid.SampledFrom([]time.Duration{time.Second, 10 * time.Second, time.Minute, 15 * time.Minute}).Draw(t, "time")
 	case Back:
 		s.D = rapid.SampledFrom([]time.Duration{time.Nanosecond, time.Second, time.Minute, 24 * time.Hour}).Draw(t, "back")
+	case BreakPass:
+		s.N = rapid.IntRange(1, 4).Draw(t, "call")
 	case Work:
 		s.N = rapid.IntRange(1, 3).Draw(t, "pieces")
 	}

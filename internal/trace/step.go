@@ -70,6 +70,8 @@ func (w *World) play(s Step) error {
 		// As every host does when it looks whether something is due. What a
 		// clock was set back while nobody looked is missing from the waits.
 		w.Driver.TriggerIfDue(w.Now())
+	case BreakPass:
+		w.breaking = s.N
 	case Trigger:
 		w.Driver.Trigger()
 	case Work:

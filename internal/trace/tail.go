@@ -42,7 +42,7 @@ func (w *World) Calm() error {
 	w.say("## the trouble stops")
 	w.Fake.ClearScripts()
 	clear(w.losing)
-	w.during = nil
+	w.during, w.breaking = nil, 0
 	w.Driver.Trigger()
 	return w.Settle()
 }

@@ -47,6 +47,8 @@ type Config struct {
 	FirstAttempt    provisioning.NodeAttemptID
 	Order           Order
 	Seed            uint64
+	// PanickingHook: the driver's hook panics after each event.
+	PanickingHook bool
 	// ManualDrive: only the steps Pass and Drive run passes. Else every step
 	// is followed by passes until nothing is left to do.
 	ManualDrive bool
@@ -106,19 +108,19 @@ const (
 	Refused                 // an update that must be refused [Refusal, Groups]
 	Script                  // outcomes of the next calls [Slot, Operation, Outcome, N]
 	Release                 // the oldest hanging call returns [Slot, Operation, Outcome]
-	Remove                  // a machine goes without a word [Slot]
-	Event                   // an observation of the stream [Slot, Event, Age, DeadSession]
-	Redeliver               // the last N observations come again
-	LoseReports             // the next N stream reports of the provider are lost
+	Remove                  // a machine goes without a word [Slot, or the next that is there]
+	Event                   // an observation of the stream [Slot, or the next that bootstraps; Event, Age, DeadSession]
+	Redeliver               // the last N observations of Slot come again
+	LoseReports             // the next N stream reports about Slot are lost
 	Due                     // time moves to the next due moment, and D beyond [D]
 	Leap                    // time leaps by D, nothing is driven on the way
 	Through                 // time moves by D and is driven at each due moment
 	Back                    // the host's clock is set back by D
+	BreakPass               // the Nth call of the executor by a pass from here on panics
 	Trigger                 // a pass is asked for without a reason
 	Work                    // N pieces of work run, nothing is delivered
 	Pass                    // what was answered is delivered, and one pass runs
 	Drive                   // all that is due happens, until nothing is left
-	kinds
 )
 
 // Refusal is why an update has to be refused.
@@ -217,6 +219,8 @@ func (s Step) String() string {
 		return fmt.Sprintf("advance %v", s.D)
 	case Back:
 		return fmt.Sprintf("jump -%v", s.D)
+	case BreakPass:
+		return fmt.Sprintf("# the executor panics at call %d from here on", s.N)
 	case Trigger:
 		return "trigger"
 	case Work:

@@ -144,3 +144,31 @@ func TestATraceReadsLikeAScenario(t *testing.T) {
 	_, rest, _ := strings.Cut(tr.String(), "\n")
 	require.Equal(t, "shape 1 w:1@a\nscript w-0 create late=1m0s*2\nevent w-0 stage=SSHReady\nadvance 1s\nshape +1\n", rest)
 }
+
+// A pass that breaks off leaves what it recorded: it is pending, was never
+// called, and ends at its deadline. The next pass goes on.
+func TestABrokenPassIsPickedUp(t *testing.T) {
+	w := world(t, trace.Config{}, trace.Group{ID: "w", Count: 2, Image: "a"})
+	play(t, w, trace.Step{Kind: trace.BreakPass, N: 1})
+	require.Equal(t, 0, w.CallCount())
+	for _, slot := range trace.Slots[:2] {
+		node, _ := w.Driver.Node(slot)
+		require.Equal(t, provisioning.CreateLease, node.Pending.Kind)
+	}
+	play(t, w, trace.Step{Kind: trace.Due})
+	for _, slot := range trace.Slots[:2] {
+		node, _ := w.Driver.Node(slot)
+		require.Equal(t, provisioning.CreateLease, node.Retry.Ambiguous)
+	}
+	require.NoError(t, w.Tail())
+	require.Equal(t, 1, w.Fake.Created("w-0"))
+}
+
+// A hook that panics is counted, and that is all.
+func TestAPanickingHookChangesNothing(t *testing.T) {
+	calm, broken := world(t, trace.Config{}, oneNode), world(t, trace.Config{PanickingHook: true}, oneNode)
+	play(t, calm, aTrigger)
+	play(t, broken, aTrigger)
+	require.Equal(t, calm.Log(), broken.Log())
+	require.NotZero(t, broken.Driver.Stats().HookPanics)
+}

@@ -64,6 +64,7 @@ type watchedExecutor struct {
 
 func (x watchedExecutor) Submit(e provisioning.Effect) (bool, error) {
 	w := x.w
+	w.maybeBreak()
 	node, ok := w.Driver.Node(e.Key.Node)
 	what := fmt.Sprintf("%v %v of %s", e.Kind, e.Operation, e.Key.Node)
 	w.holdRecorded(what, node, ok, e.Kind, e.Operation, e.Key)
@@ -93,6 +94,7 @@ func (x watchedExecutor) Submit(e provisioning.Effect) (bool, error) {
 }
 
 func (x watchedExecutor) Expire(id provisioning.OperationID) provisioning.Completion {
+	x.w.maybeBreak()
 	x.w.watch.expired[id] = true
 	return x.EffectExecutor.Expire(id)
 }
@@ -227,7 +229,14 @@ func (b watchedBackend) DestroyLease(ctx context.Context, r provisioning.Destroy
 	return b.w.Fake.DestroyLease(ctx, r)
 }
 
-// onEvent is the driver's hook.
+// hook is the driver's.
+func (w *World) hook(e provisioning.Event) {
+	w.onEvent(e)
+	if w.config.PanickingHook {
+		panic("trace: the hook is broken")
+	}
+}
+
 func (w *World) onEvent(e provisioning.Event) {
 	if e.Node == "" {
 		w.say("   %v", e)

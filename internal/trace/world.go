@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -33,9 +34,10 @@ type World struct {
 	start      time.Time     // provider time
 	setBack    time.Duration // how far the host's clock is behind the provider's
 
-	wish    wish      // the accepted one
-	working wish      // that the last pass began with
-	during  [][]Group // to be wished for from within submissions
+	wish     wish      // the accepted one
+	working  wish      // that the last pass began with
+	breaking int       // the executor panics when it is called so many times more; 0: it does not
+	during   [][]Group // to be wished for from within submissions
 
 	inbox     []provisioning.Observation // answered, not yet delivered
 	delivered map[provisioning.LogicalNodeID][]provisioning.Observation
@@ -74,7 +76,7 @@ func New(tr Trace) (*World, error) {
 	w.submits = watchedExecutor{w.Fake.Refusing(w.Executor), w}
 	shape := Shape(1, tr.First...)
 	w.Driver, err = provisioning.NewClusterDriver(shape, provisioning.Config{
-		Retry: c.Retry, GroupRetry: c.GroupRetry, MaxInFlight: c.MaxInFlight, FirstAttempt: c.FirstAttempt, OnEvent: w.onEvent,
+		Retry: c.Retry, GroupRetry: c.GroupRetry, MaxInFlight: c.MaxInFlight, FirstAttempt: c.FirstAttempt, OnEvent: w.hook,
 	})
 	if err != nil {
 		return nil, err
@@ -114,9 +116,6 @@ func (w *World) Log() []string { return slices.Clone(w.log) }
 
 // Generation returns the accepted generation.
 func (w *World) Generation() uint64 { return w.wish.shape.Generation }
-
-// Config returns the world's configuration.
-func (w *World) Config() Config { return w.config }
 
 // Groups returns the accepted groups.
 func (w *World) Groups() []Group { return slices.Clone(w.wish.groups) }
@@ -308,11 +307,42 @@ func (w *World) answer() bool {
 // pass runs one pass if one is queued, and asks what must be true after it.
 func (w *World) pass() (bool, error) {
 	w.working = w.wish
-	ran, err := w.Driver.DriveNext(w.Now(), w.submits)
-	if err != nil || !ran {
+	ran, broken, err := w.driveNext()
+	switch {
+	case err != nil || !ran:
 		return ran, err
+	case broken: // whole at every moment, if not done
+		return true, w.check()
 	}
 	return true, w.checkAfterPass()
+}
+
+// errBroken is what the executor panics with.
+var errBroken = errors.New("trace: the executor is broken")
+
+// driveNext is DriveNext, fenced against the panic of a BreakPass.
+func (w *World) driveNext() (ran, broken bool, err error) {
+	defer func() {
+		if cause := recover(); cause == any(errBroken) {
+			ran, broken = true, true
+			w.say("   the pass broke")
+			// What was recorded and not submitted ends at its deadline.
+			maps.Copy(w.watch.submitted, w.watch.dispatched)
+		} else if cause != nil {
+			panic(cause)
+		}
+	}()
+	ran, err = w.Driver.DriveNext(w.Now(), w.submits)
+	return ran, false, err
+}
+
+// maybeBreak is called at the start of each call of the executor by a pass.
+func (w *World) maybeBreak() {
+	if w.breaking > 0 {
+		if w.breaking--; w.breaking == 0 {
+			panic(errBroken)
+		}
+	}
 }
 
 // Drive goes on until nothing is left to do now.
