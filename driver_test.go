@@ -299,6 +299,7 @@ func dtKinds(x *dtExecutor) []string {
 
 func TestNewDriverRefuses(t *testing.T) {
 	shape := dtShape(1, dtGroup("w", 1, "v1"))
+	largest := math.MaxInt32 // a variable: where an int has 32 bits, one more is negative
 	for _, c := range []struct {
 		why    string
 		shape  ClusterShape
@@ -306,7 +307,7 @@ func TestNewDriverRefuses(t *testing.T) {
 		want   []error
 	}{
 		{"a negative cap", shape, Config{MaxInFlight: -1}, []error{ErrInvalidConfig}},
-		{"a cap that no counter holds", shape, Config{MaxInFlight: math.MaxInt32 + 1}, []error{ErrInvalidConfig}},
+		{"a cap that no counter holds", shape, Config{MaxInFlight: largest + 1}, []error{ErrInvalidConfig}},
 		{"negative slots", shape, Config{MaxNodes: -1}, []error{ErrInvalidConfig}},
 		{"more slots than an index names", shape, Config{MaxNodes: maxIndex + 1}, []error{ErrInvalidConfig}},
 		{"a policy", shape, Config{Retry: RetryPolicy{Jitter: 1}}, []error{ErrInvalidPolicy}},

@@ -456,13 +456,13 @@ func TestFold_CountsStayAtTheLargest(t *testing.T) {
 	n := ftImport(t, ftNode(ftRequested, ftFailures(math.MaxUint32, 0), ftPending(CreateLease)))
 	done := ftDone(CreateLease, ClassDefinite)
 	n.fold(&done, ftPolicy(), nearestInstant(ftNow))
-	require.EqualValues(t, math.MaxUint32, n.failures)
+	require.Equal(t, uint32(math.MaxUint32), n.failures)
 	require.Equal(t, ftAfter(time.Minute), n.nextEffectAt.time())
 
 	n = ftImport(t, ftNode(ftLeased, ftDeleting, ftFailures(0, math.MaxUint32), ftPending(DestroyLease)))
 	done = ftDone(DestroyLease, ClassDefinite)
 	n.fold(&done, ftPolicy(), nearestInstant(ftNow))
-	require.EqualValues(t, math.MaxUint32, n.cleanupFailures)
+	require.Equal(t, uint32(math.MaxUint32), n.cleanupFailures)
 	require.Zero(t, n.failures)
 }
 
