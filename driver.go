@@ -81,8 +81,9 @@ type ClusterDriver struct {
 
 	// world guards the state. Only the goroutine of the pass writes, and
 	// only with the lock; so it alone may read without.
-	world sync.RWMutex
-	state *ClusterState
+	world  sync.RWMutex
+	state  *ClusterState
+	census census // of a snapshot that is being taken
 
 	// Of the pass.
 	spare     []Observation // the inbox that is being folded
@@ -113,6 +114,7 @@ type marks struct {
 	deadlineAt   int32
 	placeInClass int32
 	placeInAge   int32
+	census       uint32 // the last census that has counted it
 }
 
 type standing struct {
@@ -185,6 +187,7 @@ func newDriverFrom(state *ClusterState, shape ClusterShape, config Config) (*Clu
 		working:   &Desired{run: desired.run},
 		deadlines: pqueue.New(func(a, b *node) bool { return a.wakesAt < b.wakesAt }, func(n *node) *int32 { return &n.deadlineAt }),
 		capacity:  newCapacity(config.MaxInFlight),
+		census:    census{stretch: censusStretch},
 		events:    eventQueue{hook: config.OnEvent},
 	}
 	if config.OnEvent != nil {
@@ -410,11 +413,7 @@ func (d *ClusterDriver) Stats() DriverStats {
 }
 
 // Snapshot returns a copy of the observed state.
-func (d *ClusterDriver) Snapshot() *ClusterState {
-	d.world.RLock()
-	defer d.world.RUnlock()
-	return d.state.Clone()
-}
+func (d *ClusterDriver) Snapshot() *ClusterState { return d.census.take(d) }
 
 // Node returns a copy of one node.
 func (d *ClusterDriver) Node(id LogicalNodeID) (ManagedNode, bool) {
@@ -516,7 +515,7 @@ func (d *ClusterDriver) drive(now time.Time, executor EffectExecutor) (outcome p
 	}
 	for _, n := range d.hot { // 3. end attempts that are out of time
 		if n.stageOverdue(at) {
-			before := n.outline()
+			before := d.outline(n)
 			n.foldStageDeadline(n.group.wish.policy, at)
 			d.noteChanges(n, before, at)
 		}
@@ -729,7 +728,7 @@ func (d *ClusterDriver) foldDelivered(o *Observation, at instant) {
 	n := d.state.byName[o.Node]
 	reason := UnknownNode
 	if n != nil {
-		before := n.outline()
+		before := d.outline(n)
 		reason = n.fold(o, n.group.wish.policy, at)
 		if reason == "" {
 			d.applied(n, o, before, false, at)
@@ -757,7 +756,7 @@ func (d *ClusterDriver) foldExpired(n *node, c Completion, at instant) {
 // foldOwn folds a completion that did not have to be delivered.
 func (d *ClusterDriver) foldOwn(n *node, c Completion, expired bool, at instant) {
 	o := Observation{Kind: OperationCompleted, Node: n.id, Attempt: n.attempt, Completion: c}
-	before := n.outline()
+	before := d.outline(n)
 	n.fold(&o, n.group.wish.policy, at)
 	d.applied(n, &o, before, expired, at)
 }
@@ -872,11 +871,12 @@ func (d *ClusterDriver) apply(steps []step, at instant) (effects []dispatch, ove
 		}
 		var before outline
 		if n != nil {
-			before = n.outline()
+			before = d.outline(n)
 		}
 		switch s.action {
 		case Insert:
 			n = newNode(NewLogicalNodeID(s.group.id, s.index), s.index, s.group.wish.want.template, s.begins)
+			n.marks.census = d.census.number // born too late for the one that is being taken
 			d.state.add(s.group, n)
 			d.begun(n, at)
 		case Restart:
@@ -921,7 +921,7 @@ func (d *ClusterDriver) applyFault(s *step, at instant) {
 		f.Node, f.Attempt = n.id, n.attempt
 		d.heat(n)
 		if errors.Is(s.fault, ErrSequenceExhausted) && n.growing() {
-			before := n.outline()
+			before := d.outline(n)
 			n.fail(s.fault.Error(), 0, s.group.wish.policy, at)
 			d.ownDirt = true
 			d.noteChanges(n, before, at)
@@ -1026,7 +1026,11 @@ type outline struct {
 	givenUp OperationKind
 }
 
-func (n *node) outline() outline { return outline{n.stage, n.ready, n.givenUp} }
+// outline is called before anything of a node is changed, and once per change.
+func (d *ClusterDriver) outline(n *node) outline {
+	d.census.keep(n)
+	return outline{n.stage, n.ready, n.givenUp}
+}
 
 func (d *ClusterDriver) noteChanges(n *node, before outline, at instant) {
 	if d.events.hook == nil {

@@ -328,22 +328,24 @@ func (s *ClusterState) All() iter.Seq[ManagedNode] {
 // Clone returns a copy that shares nothing that is ever written.
 func (s *ClusterState) Clone() *ClusterState {
 	c := &ClusterState{ObservedGeneration: s.ObservedGeneration, NextAttemptID: s.NextAttemptID,
-		groups: make([]*nodeGroup, len(s.groups)), byName: make(map[LogicalNodeID]*node, len(s.byName))}
-	for i, g := range s.groups {
-		copied := &nodeGroup{id: g.id, rank: g.rank, nodes: make([]*node, len(g.nodes))}
-		for index, n := range g.nodes {
-			if n == nil {
-				continue
+		byName: make(map[LogicalNodeID]*node, len(s.byName))}
+	for _, g := range s.groups {
+		copied := c.groupFor(g.id)
+		for _, n := range g.nodes {
+			if n != nil {
+				c.add(copied, n.clone())
 			}
-			m := *n
-			m.group, m.marks, m.standing = copied, marks{}, standing{}
-			m.facts = n.facts.clone()
-			copied.nodes[index] = &m
-			c.byName[m.id] = &m
 		}
-		c.groups[i] = copied
 	}
 	return c
+}
+
+// clone returns a copy that belongs to no group and bears no marks.
+func (n *node) clone() *node {
+	c := *n
+	c.group, c.marks, c.standing = nil, marks{}, standing{}
+	c.facts = n.facts.clone()
+	return &c
 }
 
 func (f *facts) clone() *facts {
