@@ -332,6 +332,19 @@ func TestHungCallIsNamed(t *testing.T) {
 	require.NoError(t, x.Close(t.Context()))
 }
 
+// TestHungCallOfAnother slot, or one that is in time, is nothing to a slot.
+func TestHungCallOfAnother(t *testing.T) {
+	s := dtTell(t, Config{}, dtGroup("w", 3, "v1"))
+	s.drive()
+	hung := RunningCall{Operation: OperationID{2, 1}, Kind: CreateLease, Node: "w-1", Since: dtStart, Expired: true}
+	s.x.running = []RunningCall{hung, {Operation: OperationID{3, 1}, Kind: CreateLease, Node: "w-2", Since: dtStart}}
+	for id, want := range map[LogicalNodeID]*RunningCall{"w-0": nil, "w-1": &hung, "w-2": nil} {
+		e, ok := s.d.Explain(id, s.now)
+		require.True(t, ok)
+		require.Equal(t, want, e.StillRunning, id)
+	}
+}
+
 // TestGivenUpCancelIsVisible from when it is given up until the slot is gone.
 func TestGivenUpCancelIsVisible(t *testing.T) {
 	for _, kind := range []OperationKind{CancelBootstrap, StartBootstrap} {
