@@ -622,7 +622,7 @@ func TestStateJSONRefuses(t *testing.T) {
 		{"an unknown intent", replace(`"intent":"Active"`, `"intent":"Passive"`), `unknown intent "Passive"`},
 		{"a wrong name", replace(`"node":"w-1"`, `"node":"w-01"`), "name is not that of its group and index"},
 		{"a slot given twice", strings.ReplaceAll(good, `w-1"`, `w-0"`), "name is not that"},
-		{"an index that asks for memory", replace(`"index":1`, `"index":999999999999`), "index is out of range"},
+		{"an index that asks for memory", replace(`"index":1`, `"index":99999999`), "index is out of range"},
 		{"a time out of range", replace(`"stageDeadline":"2031`, `"stageDeadline":"9031`), "stageDeadline lies outside"},
 		{"a time that is none", replace(`"stageDeadline":"2031`, `"stageDeadline":"x031`), "parsing time"},
 		{"a broken invariant: an attempt not given out yet", replace(`"nextAttemptId":9`, `"nextAttemptId":8`), "S1 broken at w-1"},

@@ -1,6 +1,7 @@
 package fakebackend
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -363,7 +364,7 @@ func (v *virtual) after(d time.Duration, do func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.timers = append(v.timers, timer{v.now + d, do})
-	slices.SortStableFunc(v.timers, func(a, b timer) int { return int(a.at - b.at) })
+	slices.SortStableFunc(v.timers, func(a, b timer) int { return cmp.Compare(a.at, b.at) })
 }
 
 func (v *virtual) advance(d time.Duration) {
