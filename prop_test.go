@@ -74,7 +74,7 @@ func TestProp_G1SameTraceTwice(t *testing.T) {
 // other may differ.
 func TestProp_G1OrderOfIndependentWorkDoesNotMatter(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		tr := trace.Draw(t, trace.Options{AutoDrive: true, Orders: []trace.Order{trace.OldestFirst}})
+		tr := trace.Draw(t, trace.Options{AutoDrive: true, Chapters: 2, Orders: []trace.Order{trace.OldestFirst}})
 		want := ptPlay(t, tr, nil, nil)
 		for _, order := range []trace.Order{trace.NewestFirst, trace.AnyOrder} {
 			tr.Config.Order = order
@@ -337,7 +337,7 @@ func TestProp_G6CleanupInOrderAndBeforeReuse(t *testing.T) {
 		provisioning.BootstrapConvergenceObserved: "Observe ", provisioning.CancelBootstrap: "Cancel ", provisioning.DestroyLease: "Destroy ",
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		tr := trace.Draw(t, trace.Options{})
+		tr := trace.Draw(t, trace.Options{Chapters: 2})
 		w := ptPlay(t, tr, nil, (*trace.World).Tail)
 		for _, slot := range trace.Slots {
 			for _, attempt := range w.Attempts(slot) {
@@ -422,7 +422,7 @@ func ptJSON(v any) string {
 // the byte: state, RequeueAt, generations, progress and plan.
 func TestProp_G9RefusedUpdatesChangeNothing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		tr := trace.Draw(t, trace.Options{Chapters: 2})
+		tr := trace.Draw(t, trace.Options{Chapters: 1})
 		refuseAll := func(w *trace.World) error {
 			for r := trace.OtherRun; r <= trace.SameGeneration; r++ {
 				if err := w.Refuse(r, w.Groups()); err != nil {
@@ -689,7 +689,7 @@ func TestProp_G11AttemptsExhausted(t *testing.T) {
 func TestProp_G12BoundedByWhatLives(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		tr := trace.Draw(t, trace.Options{Chapters: 1})
-		cycles := rapid.SliceOfN(rapid.IntRange(0, 4), 1, 12).Draw(t, "cycles")
+		cycles := rapid.SliceOfN(rapid.IntRange(0, 4), 1, 8).Draw(t, "cycles")
 		goroutines := runtime.NumGoroutine()
 		ptPlay(t, tr, nil, func(w *trace.World) error {
 			if err := w.Tail(); err != nil {
