@@ -525,12 +525,9 @@ type stateDocument struct {
 
 // MarshalJSON writes the state, nodes in slot order.
 func (s *ClusterState) MarshalJSON() ([]byte, error) {
-	doc := stateDocument{Schema: stateSchema, ObservedGeneration: s.ObservedGeneration, NextAttemptID: s.NextAttemptID,
-		Nodes: make([]ManagedNode, 0, s.Len())}
-	for n := range s.All() {
-		doc.Nodes = append(doc.Nodes, n)
-	}
-	return json.Marshal(doc)
+	var text bytes.Buffer
+	err := s.WriteJSON(&text)
+	return text.Bytes(), err
 }
 
 // UnmarshalJSON reads what MarshalJSON wrote. Another schema, an unknown field

@@ -1,7 +1,9 @@
 package provisioning
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"reflect"
@@ -763,3 +765,21 @@ func (s *ClusterState) group(id NodeGroupID) *nodeGroup {
 func TestNobodyWritesToNoTrouble(t *testing.T) {
 	t.Cleanup(func() { require.Zero(t, noTrouble) })
 }
+
+// A writer that fails half-way is heard, and what is written is what is read.
+func TestStateWriteJSON(t *testing.T) {
+	s := ftState(t, ftNode(), ftMove(ftNode(ftDestroyed), "w", 3, 7))
+	var text bytes.Buffer
+	require.NoError(t, s.WriteJSON(&text))
+	require.Equal(t, ftJSON(t, s), text.String())
+	var read ClusterState
+	require.NoError(t, json.Unmarshal(text.Bytes(), &read))
+	require.Equal(t, text.String(), ftJSON(t, &read))
+
+	full := errors.New("disk full")
+	require.ErrorIs(t, s.WriteJSON(writerFunc(func([]byte) (int, error) { return 0, full })), full)
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
