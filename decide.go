@@ -219,8 +219,15 @@ func DecideNode(observed *ManagedNode, desired *LogicalNodeSpec, now time.Time) 
 // every slot that needs one, in slot order. It is a function of its arguments,
 // only reads them, and cannot fail: a slot that cannot be decided is listed in
 // Faults and holds up no other. The union of the plans of single slots is the
-// plan of all; only the allocator of attempts is shared.
+// plan of all; only the allocator of attempts is shared. A nil state is an empty
+// one. A nil wish is a fault: it must not be taken for a wish for nothing.
 func Decide(observed *ClusterState, desired *Desired, now time.Time) Plan {
+	if desired == nil {
+		return Plan{Faults: []Fault{{Rule: ladder[ruleUnmatched].Rule, Err: fmt.Errorf("%w: there is no wish to compare with", ErrUnmatched)}}}
+	}
+	if observed == nil {
+		observed = &ClusterState{}
+	}
 	at := nearestInstant(now)
 	plan := Plan{ObservedGeneration: desired.generation}
 	attempts := allocator{next: max(observed.NextAttemptID, 1)} // the zero state has given out none, and 0 is none

@@ -734,3 +734,15 @@ func TestProp_DecideIsTheUnionOfItsSlots(t *testing.T) {
 		require.Equal(t, want, plan)
 	})
 }
+
+// Deciding cannot fail, whatever it is given.
+func TestDecideWithoutStateOrWish(t *testing.T) {
+	plan := Decide(nil, mustExpand(t, shapeOf(1, groupOf("w", 1))), ftNow)
+	require.Len(t, plan.Actions, 1)
+	require.Equal(t, Insert, plan.Actions[0].Kind)
+
+	plan = Decide(ftState(t, ftNode()), nil, ftNow)
+	require.Empty(t, plan.Actions, "no wish is not a wish for nothing")
+	require.Len(t, plan.Faults, 1)
+	require.ErrorIs(t, plan.Faults[0].Err, ErrUnmatched)
+}

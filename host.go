@@ -77,6 +77,7 @@ type Host struct {
 	stopped chan struct{}           // closed when that loop has ended; nil: none runs
 	changed chan struct{}           // closed when waiters should look again; nil: none waits
 	closed  atomic.Bool             // written under mu
+	driving atomic.Bool             // a loop runs
 }
 
 // NewHost returns a host that does nothing until Run. Errors are those of
@@ -119,9 +120,11 @@ func NewHost(config HostConfig) (*Host, error) {
 func (h *Host) Driver() *ClusterDriver { return h.driver }
 
 // Deliver takes an observation and wakes the loop. A closed host takes only the
-// ends of operations: a stream may go on for long and nobody folds it.
+// ends of operations, and one that does not drive drops mere progress: streams
+// may go on for long, and what nobody folds would pile up.
 func (h *Host) Deliver(o Observation) {
-	if h.closed.Load() && o.Kind != OperationCompleted {
+	progress := o.Kind == BootstrapProgress && o.Stage.rank() == 0
+	if h.closed.Load() && o.Kind != OperationCompleted || progress && !h.driving.Load() {
 		return
 	}
 	h.driver.Deliver(o)
@@ -186,8 +189,10 @@ func (h *Host) begin(ctx context.Context) (_ context.Context, end func(), err er
 	ctx, stop := context.WithCancelCause(ctx)
 	stopped := make(chan struct{})
 	h.stop, h.stopped = stop, stopped
+	h.driving.Store(true)
 	return ctx, func() {
 		stop(nil)
+		h.driving.Store(false)
 		h.mu.Lock()
 		h.stop, h.stopped = nil, nil
 		h.mu.Unlock()

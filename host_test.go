@@ -1276,3 +1276,15 @@ func TestSystemClockWakes(t *testing.T) {
 		require.Equal(t, time.Hour, time.Since(start))
 	})
 }
+
+// A stream goes on while nobody drives. What it says about progress is not kept
+// for a Run that may never come; what matters is.
+func TestHostThatDoesNotDriveKeepsNoProgress(t *testing.T) {
+	h := htHost(t, newHtBackend(), 1)
+	for sequence := range uint64(100_000) {
+		h.Deliver(Observation{Kind: BootstrapProgress, Node: "w-0", Attempt: 1, Session: "s", Stage: BootstrapStageSSHReady, StdoutSequence: sequence})
+	}
+	h.Deliver(Observation{Kind: SwactorJoined, Node: "w-0", Attempt: 1, Session: "s"})
+	h.Deliver(Observation{Kind: BootstrapProgress, Node: "w-0", Attempt: 1, Session: "s", Stage: BootstrapStageClosed})
+	require.Len(t, h.driver.inbox, 2)
+}

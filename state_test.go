@@ -768,7 +768,7 @@ func TestNobodyWritesToNoTrouble(t *testing.T) {
 
 // A writer that fails half-way is heard, and what is written is what is read.
 func TestStateWriteJSON(t *testing.T) {
-	s := ftState(t, ftNode(), ftMove(ftNode(ftDestroyed), "w", 3, 7))
+	s := ftState(t, ftNode(), ftMove(ftNode(ftDestroyed), "w", 3, 8))
 	var text bytes.Buffer
 	require.NoError(t, s.WriteJSON(&text))
 	require.Equal(t, ftJSON(t, s), text.String())
