@@ -31,9 +31,15 @@ test: ## test the library
 race: ## test the library under the race detector (needs a C compiler)
 	$(GO) test -race ./...
 
+# The fleet has a target of its own, with its page in a real browser.
 .PHONY: examples
-examples: ## test the modules with a go.mod of their own
-	@for dir in $(NESTED); do echo "== $$dir"; (cd "$$dir" && $(GO) vet ./... && $(GO) test ./...); done
+examples: ## test the modules with a go.mod of their own, but for the fleet
+	@for dir in $(filter-out examples/localfleet,$(NESTED)); do echo "== $$dir"; (cd "$$dir" && $(GO) vet ./... && $(GO) test ./...); done
+
+.PHONY: fleet-test
+fleet-test: ## test the fleet of real processes (needs chromium for its page)
+	@command -v chromium >/dev/null || { echo "the page is tested in a browser: install Debian's package chromium"; exit 1; }
+	cd examples/localfleet && $(GO) vet -tags chromium ./... && $(GO) test -tags chromium ./...
 
 .PHONY: lint
 lint: ## gofmt, go mod tidy, go vet and staticcheck, over every module

@@ -47,8 +47,9 @@ type Config struct {
 	// JoinAddress is where agents join, default a free port of 127.0.0.1.
 	// Agents find a controller that was started anew only at the old address.
 	JoinAddress string
-	// BootDelay and Lifetime are those of [process.Config].
+	// BootDelay, Lifetime and Alone are those of [process.Config].
 	BootDelay, Lifetime time.Duration
+	Alone               bool
 	// SSH without its Key, which is kept in Dir. Its zero fields mean their
 	// defaults, as do those of Join.
 	SSH  remote.Config
@@ -119,7 +120,7 @@ func Open(config Config) (*Backend, error) {
 		nodes: make(map[provisioning.ExternalKey]*node),
 	}
 	b.provider, err = process.Open(config.Dir, process.Config{
-		BootDelay: config.BootDelay, Lifetime: config.Lifetime, AuthorizedKey: key.PublicKey(),
+		BootDelay: config.BootDelay, Lifetime: config.Lifetime, AuthorizedKey: key.PublicKey(), Alone: config.Alone,
 	})
 	if err != nil {
 		return nil, err

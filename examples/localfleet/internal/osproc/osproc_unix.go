@@ -50,6 +50,18 @@ func ignorePermission(setsid func() (int, error)) error {
 // CloseOnExec keeps children from inheriting a descriptor.
 func CloseOnExec(fd uintptr) { syscall.CloseOnExec(int(fd)) }
 
+// Kill sends SIGKILL to a process. One that is not there counts as killed.
+func Kill(pid int) error {
+	if pid <= 1 { // 0 is our own group, negative ones are others
+		return &os.SyscallError{Syscall: "kill", Err: syscall.EINVAL}
+	}
+	err := syscall.Kill(pid, syscall.SIGKILL)
+	if errors.Is(err, syscall.ESRCH) {
+		return nil
+	}
+	return os.NewSyscallError("kill", err)
+}
+
 // KillGroup sends SIGKILL to a process group. One that is not there counts as
 // killed.
 func KillGroup(group int) error {

@@ -555,11 +555,19 @@ func TestOpenSweepsLeftovers(t *testing.T) {
 	lock, err = p.draw(machine.Dir(working), other, "image", "user")
 	require.NoError(t, err)
 	defer lock.Close()
+	begun, err := os.MkdirTemp(p.machines(), fresh)
+	require.NoError(t, err)
 
 	open(t, dir, config())
 	require.NoDirExists(t, filepath.Join(p.machines(), gone+"x"))
 	require.NoDirExists(t, cut)
 	require.DirExists(t, working, "somebody is at it")
+	require.DirExists(t, begun, "somebody may be about to lock it")
+	alone := config()
+	alone.Alone = true
+	open(t, dir, alone)
+	require.NoDirExists(t, begun, "nobody is there who could")
+	require.DirExists(t, working, "a lock that is held is held by somebody")
 	require.Equal(t, m.PID, create(t, p, key).PID)
 	require.NoError(t, os.RemoveAll(working))
 }

@@ -66,6 +66,10 @@ type Config struct {
 	Lifetime time.Duration
 	// AuthorizedKey may log in to the machines. Required.
 	AuthorizedKey ssh.PublicKey
+	// Alone says that no other provider works on the directory while this
+	// one is opened. Only then is it known that an order which is not locked
+	// yet is that of somebody who died, and not a moment old.
+	Alone bool
 }
 
 // Provider rents processes. All methods are safe for concurrent use, also by
@@ -200,10 +204,13 @@ func (p *Provider) sweep() error {
 			if lockErr == nil && free {
 				lockErr = errors.Join(os.RemoveAll(string(dir)), lock.Close())
 			}
-			// One without a lock yet is a moment old.
-			if !errors.Is(lockErr, fs.ErrNotExist) {
-				err = errors.Join(err, lockErr)
+			if errors.Is(lockErr, fs.ErrNotExist) { // not locked yet
+				lockErr = nil
+				if p.config.Alone {
+					lockErr = os.RemoveAll(string(dir))
+				}
 			}
+			err = errors.Join(err, lockErr)
 		}
 	}
 	return err

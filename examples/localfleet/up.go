@@ -1,0 +1,334 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/swactor/provisioning"
+	"github.com/swactor/provisioning/examples/localfleet/internal/backend"
+	"github.com/swactor/provisioning/examples/localfleet/internal/chaos"
+	"github.com/swactor/provisioning/examples/localfleet/internal/control"
+	"github.com/swactor/provisioning/examples/localfleet/internal/runs"
+	"github.com/swactor/provisioning/examples/localfleet/internal/shapefile"
+	"github.com/swactor/provisioning/examples/localfleet/internal/status"
+	"github.com/swactor/provisioning/examples/localfleet/internal/view"
+)
+
+const (
+	// lookEvery is how often the shape file is looked at, drawEvery how often
+	// the table is drawn at most.
+	lookEvery = 250 * time.Millisecond
+	drawEvery = 100 * time.Millisecond
+	// closeTimeout bounds the goodbye to pages and commands.
+	closeTimeout = 2 * time.Second
+)
+
+// policy is quick: machines here are there in a moment.
+var policy = provisioning.RetryPolicy{
+	InitialDelay: 500 * time.Millisecond, MaxDelay: 10 * time.Second, Jitter: 0.3,
+	OperationTimeout: 30 * time.Second, EndpointProbeInterval: 200 * time.Millisecond,
+	EndpointTimeout: time.Minute, BootstrapTimeout: time.Minute, StableAfter: 30 * time.Second,
+}
+
+// controller drives one run.
+type controller struct {
+	*status.Fleet
+	backend *backend.Backend
+	path    string // of the shape file
+	drains  chan struct{}
+	once    sync.Once
+
+	mu    sync.Mutex
+	wish  provisioning.ClusterShape // the accepted one
+	ended error                     // why nothing is driven any more
+}
+
+func up(c *command, args []string) (err error) {
+	shape := c.flags.String("shape", "fleet.yaml", "the file with the wish, YAML or .json; it is read again when it changes")
+	page := c.flags.String("http", "", "serve the status page at `ADDR`, such as :8080; without a host it is one of loopback")
+	public := c.flags.Bool("http-public", false, "let -http serve other computers too; whoever reaches the page needs no password")
+	lines := c.flags.Bool("plain", false, "print lines also on a terminal")
+	inFlight := c.flags.Int("max-in-flight", 16, "calls in flight at once; 0 is no limit")
+	bootDelay := c.flags.Duration("boot-delay", 2*time.Second, "how long a machine boots until it answers")
+	if _, err := c.parse(args, 0); err != nil {
+		return err
+	}
+	watcher, groups, err := shapefile.Watch(*shape)
+	if err != nil {
+		return err
+	}
+	dir := runs.Dir(c.dir)
+	lock, err := await(context.Background(), dir, lockTimeout)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	b, err := backend.Open(backend.Config{Dir: c.dir, BootDelay: *bootDelay, Alone: true})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	left, err := leftBehind(b, dir)
+	if err != nil {
+		return err
+	}
+
+	// On record before the first create: whatever happens from here on, drain
+	// finds the machines of this run.
+	record, err := dir.Begin()
+	if err != nil {
+		return err
+	}
+	ctl := &controller{
+		Fleet:   &status.Fleet{Journal: new(status.Journal), Run: record.Run, Began: record.BeganAt},
+		backend: b, path: *shape, drains: make(chan struct{}),
+		wish: provisioning.ClusterShape{RunID: record.Run, Generation: 1, Groups: groups},
+	}
+	ctl.Ended = ctl.why
+	ctl.Journal.Loaded(*shape)
+	policy := policy
+	policy.EndpointTimeout += 2 * *bootDelay
+	ctl.Host, err = provisioning.NewHost(provisioning.HostConfig{
+		Shape: ctl.wish, Backend: b, Retry: policy, MaxInFlight: *inFlight, MaxNodes: shapefile.MaxNodes,
+		OnEvent: ctl.Journal.OnEvent,
+	})
+	if err != nil {
+		return errors.Join(err, dir.Forget(record.Run))
+	}
+
+	intro := fmt.Sprintf("run %s in %s", record.Run, c.dir)
+	if *page != "" {
+		server, err := status.Serve(*page, *public, ctl.Fleet)
+		if err != nil {
+			return errors.Join(err, dir.Forget(record.Run))
+		}
+		defer func() { err = errors.Join(err, bounded(server.Close)) }()
+		intro += ", page at " + server.URL()
+	}
+	commands, err := control.Serve(c.dir, ctl)
+	if err != nil {
+		return errors.Join(err, dir.Forget(record.Run))
+	}
+	defer func() { err = errors.Join(err, bounded(commands.Close)) }()
+
+	var showed func() // ends the showing
+	if !*lines && view.IsTerminal(c.out) {
+		showed = showTable(c.out, ctl.Fleet, intro+"   Ctrl-C stops driving, the machines go on")
+	} else {
+		fmt.Fprintln(c.out, intro)
+		showed = showLines(c.out, ctl.Journal)
+	}
+	for _, l := range left {
+		ctl.Journal.Note(status.Bad, "%s; localfleet drain gives them back", l)
+	}
+	driveErr := ctl.drive(c, watcher, showed)
+	return errors.Join(driveErr, ctl.goodbye(c, dir))
+}
+
+// drive drives until it is interrupted, everything is drained, or the library
+// gives up, then ends the showing and closes the host.
+func (ctl *controller) drive(c *command, watcher *shapefile.Watcher, showed func()) error {
+	ctx, stop := context.WithCancelCause(context.Background())
+	defer stop(nil)
+	ran := make(chan error, 1)
+	go func() { ran <- ctl.Host.Run(ctx) }()
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	drains, drained := ctl.drains, make(chan error, 1)
+	var cause, err error // why it ends, and whether that is a failure
+	for cause == nil {
+		select {
+		case <-look.C:
+			ctl.reload(watcher)
+		case <-drains:
+			drains = nil
+			go func() { drained <- ctl.Host.Drain(ctx) }()
+		case err = <-drained:
+			cause = cmp.Or(err, errDrained)
+		case err = <-ran: // by itself: it holds something, or has driven to no avail
+			cause = cmp.Or(err, errLoopEnded)
+			err = cause
+			ran <- nil
+		case s := <-c.interrupts:
+			cause = fmt.Errorf("%v", s)
+			go ctl.leaveAtOnce(c)
+		}
+	}
+	ctl.end(cause)
+	stop(cause)
+	showed()
+	fmt.Fprintf(c.errs, "%v: stopping\n", cause)
+	<-ran
+	_, closeErr := ctl.Host.Close(context.Background()) // its ctx is leaveAtOnce
+	return errors.Join(err, closeErr)
+}
+
+var (
+	errDrained   = errors.New("everything is given back")
+	errLoopEnded = errors.New("localfleet: the loop has ended")
+)
+
+// leaveAtOnce ends the program at the next interrupt, whatever it waits for.
+// The run is on record.
+func (ctl *controller) leaveAtOnce(c *command) {
+	<-c.interrupts
+	fmt.Fprintf(c.errs, "Left at once. What run %s holds goes on; give it back with: localfleet drain -dir %s\n", ctl.Run, c.dir)
+	os.Exit(exitAtOnce)
+}
+
+// reload offers what the file says now. The generation is not in the file: it
+// rises by one with every change of content, which is for the library to see.
+func (ctl *controller) reload(watcher *shapefile.Watcher) {
+	groups, changed, err := watcher.Look()
+	if err == nil && !changed {
+		return
+	}
+	if err == nil {
+		ctl.mu.Lock()
+		defer ctl.mu.Unlock()
+		next := ctl.wish
+		next.Groups = groups
+		err = ctl.Host.UpdateDesired(next)
+		if errors.Is(err, provisioning.ErrGenerationReused) {
+			next.Generation++
+			err = ctl.Host.UpdateDesired(next)
+		}
+		if err == nil {
+			ctl.wish = next
+			ctl.Journal.Loaded(ctl.path)
+			return
+		}
+	}
+	ctl.Journal.Refused(ctl.path, err)
+}
+
+func (ctl *controller) end(cause error) {
+	ctl.mu.Lock()
+	defer ctl.mu.Unlock()
+	ctl.ended = cause
+}
+
+func (ctl *controller) why() error {
+	ctl.mu.Lock()
+	defer ctl.mu.Unlock()
+	return ctl.ended
+}
+
+// goodbye says what is still held, and takes the run off the record if nothing
+// is: by the word of the provider, not only by that of the host.
+func (ctl *controller) goodbye(c *command, dir runs.Dir) error {
+	held := ctl.Host.Held()
+	machines, err := machinesOf(ctl.backend, provisioning.RunToken(ctl.Run))
+	if err != nil {
+		return err
+	}
+	if len(held) == 0 && len(machines) == 0 {
+		fmt.Fprintf(c.out, "Nothing is held: run %s is over.\n", ctl.Run)
+		return dir.Forget(ctl.Run)
+	}
+	fmt.Fprintf(c.out, "Stopped driving run %s. %d machines go on:\n", ctl.Run, len(machines))
+	for _, slot := range held {
+		fmt.Fprintf(c.out, "  %s\n", view.Printable(slot.String()))
+	}
+	fmt.Fprintf(c.out, "Give them back with: localfleet drain -dir %s\n", c.dir)
+	return nil
+}
+
+// Plan implements [control.Controller], as do Drain, Break, and what the fleet
+// has.
+func (ctl *controller) Plan(groups []provisioning.NodeGroupSpec) (control.Plan, error) {
+	ctl.mu.Lock()
+	next := ctl.wish
+	ctl.mu.Unlock()
+	driver := ctl.Host.Driver()
+	now := time.Now()
+	if groups == nil {
+		return planOf(driver.Plan(now), driver.Snapshot()), nil
+	}
+	next.Groups = groups
+	next.Generation++
+	desired, err := provisioning.Expand(next)
+	if err != nil {
+		return control.Plan{}, err
+	}
+	observed := driver.Snapshot()
+	return planOf(provisioning.Decide(observed, desired, driver.Clock(now)), observed), nil
+}
+
+func (ctl *controller) Drain() { ctl.once.Do(func() { close(ctl.drains) }) }
+
+func (ctl *controller) Break(kind string, pick uint64) (string, error) {
+	what, err := chaos.Break(ctl.backend, ctl.Run, chaos.Kind(kind), pick)
+	if err == nil {
+		ctl.Journal.Note(status.Bad, "chaos %s", what)
+	}
+	return what, err
+}
+
+// bounded closes a server whose clients may not want to go.
+func bounded(closing func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	if err := closing(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return nil
+}
+
+// showTable draws the table until the function it returns is called.
+func showTable(out *os.File, fleet *status.Fleet, note string) (end func()) {
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	table := view.NewTable(out)
+	table.Note = note
+	go func() {
+		defer close(stopped)
+		defer table.Close()
+		ticker := time.NewTicker(drawEvery) // there are countdowns in the picture
+		defer ticker.Stop()
+		for {
+			table.Draw(fleet.Status())
+			select {
+			case <-ticker.C:
+			case <-stop:
+				return
+			}
+		}
+	}()
+	return func() { close(stop); <-stopped }
+}
+
+// showLines prints events until the function it returns is called. It never
+// holds up the driver, whose events they are: what a slow reader does not take
+// is left out, and counted.
+func showLines(out io.Writer, journal *status.Journal) (end func()) {
+	lines, printed := make(chan string, 1024), make(chan struct{})
+	go func() {
+		defer close(printed)
+		for line := range lines {
+			fmt.Fprintln(out, line)
+		}
+	}()
+	leftOut := 0
+	journal.Follow(func(e status.Event) {
+		if leftOut > 0 && len(lines) < cap(lines)-1 {
+			lines <- fmt.Sprintf("%d lines were left out: nobody read them", leftOut)
+			leftOut = 0
+		}
+		select {
+		case lines <- view.Line(e):
+		default:
+			leftOut++
+		}
+	})
+	return func() {
+		journal.Follow(nil)
+		close(lines)
+		<-printed
+	}
+}
