@@ -949,7 +949,7 @@ func (d *ClusterDriver) record(n *node, chosen decision, at instant) dispatch {
 		d.note(Event{Kind: EventDispatch, At: at.time(), Node: n.id, Attempt: n.attempt, Rule: chosen.Rule,
 			Operation: n.pending, OperationID: n.pendingID()})
 	}
-	d.settle(n, decide(n, n.group.wish.want.wants(int(n.index)), at), at)
+	d.settle(n, decision{rule: &ladder[ruleAwaitOperation]}, at) // what else, right after a dispatch
 	return dispatch{n, before}
 }
 
@@ -1003,7 +1003,7 @@ func (d *ClusterDriver) settle(n *node, now decision, at instant) {
 	d.ready += recount(&n.counted, n.ready && sameTemplate(n.template, n.group.wish.want.wants(int(n.index))))
 }
 
-const ruleSteady = 11
+const ruleAwaitOperation, ruleSteady = 5, 11
 
 // recount sets a mark and returns how its count changes.
 func recount(mark *bool, is bool) int {
