@@ -374,8 +374,9 @@ func TestFold_DestroyLease(t *testing.T) {
 	}
 }
 
-// A doubt about a create or a start goes only with an answer about that very
-// operation, or where the design says so.
+// Of all completions only an answer about that very operation takes away a
+// doubt about a create or a start. What else ends the doubt about a start, the
+// loss of its machine and the limit of cancels, is shown with those.
 func TestFold_AmbiguityIsSticky(t *testing.T) {
 	stages := map[OperationKind]func(*ManagedNode){CreateLease: ftRequested, LookupEndpoint: ftLeased, StartBootstrap: ftReachable,
 		BootstrapConvergenceObserved: ftJoined, CancelBootstrap: ftRunning, DestroyLease: ftReachable}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -105,7 +106,8 @@ func (r Report) String() string {
 type CheckError struct{ Failures []Failure }
 
 // Error tells each failure with the rule it breaks, where it was seen and what
-// to do instead. The same failure seen by several cases is told once.
+// to do instead. The same failure seen more than once is told once, with the
+// name of each case that saw it.
 func (e *CheckError) Error() string {
 	type fault struct{ rule, problem, lesson string }
 	var order []fault
@@ -115,7 +117,9 @@ func (e *CheckError) Error() string {
 		if seenBy[key] == nil {
 			order = append(order, key)
 		}
-		seenBy[key] = append(seenBy[key], f.Case)
+		if !slices.Contains(seenBy[key], f.Case) {
+			seenBy[key] = append(seenBy[key], f.Case)
+		}
 	}
 	var b strings.Builder
 	b.WriteString("fakebackend: the backend breaks its contract")

@@ -683,4 +683,14 @@ func TestCheckErrorTellsAFaultOnce(t *testing.T) {
 	}}.Err()
 	require.EqualError(t, err, "fakebackend: the backend breaks its contract\n"+
 		"  B6 (destroy-twice, destroy-means-gone): it lives\n      see it go")
+
+	// A case that meets a failure again and again saw it in one place.
+	seen := Failure{Rule: "B1", Case: "at-once", Problem: "two machines", Lesson: "adopt"}
+	err = Report{Cases: []CaseResult{
+		{Rule: "B1", Case: "at-once", Failures: []Failure{seen, {Rule: "B7", Case: "at-once", Problem: "it hangs", Lesson: "end"}, seen, seen}},
+		{Rule: "B4", Case: "adopt", Failures: []Failure{{Rule: "B1", Case: "adopt", Problem: "two machines", Lesson: "adopt"}}},
+	}}.Err()
+	require.EqualError(t, err, "fakebackend: the backend breaks its contract\n"+
+		"  B1 (at-once, adopt): two machines\n      adopt\n"+
+		"  B7 (at-once): it hangs\n      end")
 }

@@ -15,6 +15,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"reflect"
 	"syscall"
 
 	"github.com/swactor/provisioning"
@@ -118,22 +119,29 @@ func readShapes(names []string) (shapes []provisioning.ClusterShape, faults []st
 	}
 	var first *provisioning.ClusterDriver
 	for _, name := range names {
-		shape, err := readShape(name)
-		var driver *provisioning.ClusterDriver
-		if err == nil {
-			driver, err = provisioning.NewClusterDriver(shape, provisioning.Config{MaxNodes: maxSlots})
+		say := func(fault string) { faults = append(faults, name+": "+fault) }
+		shape, reader, err := readShape(name)
+		if err != nil {
+			say(err.Error())
+			continue
 		}
-		if err == nil && first != nil { // a lawful successor of the first?
+		for _, fault := range reader.faults {
+			say(fault)
+		}
+		driver, err := provisioning.NewClusterDriver(shape, provisioning.Config{MaxNodes: maxSlots})
+		if err == nil && first != nil && len(reader.unread) == 0 { // a lawful successor of the first?
 			err = first.UpdateDesired(shape)
 		}
 		var refused *provisioning.ShapeError
 		switch {
 		case errors.As(err, &refused):
 			for _, fault := range refused.Faults {
-				faults = append(faults, fmt.Sprintf("%s: %v", name, fault))
+				if !reader.hides(fault) {
+					say(fault.String())
+				}
 			}
 		case err != nil:
-			faults = append(faults, fmt.Sprintf("%s: %v", name, err))
+			say(err.Error())
 		case first == nil:
 			first = driver
 		}
@@ -143,30 +151,30 @@ func readShapes(names []string) (shapes []provisioning.ClusterShape, faults []st
 }
 
 // readShape reads a shape, strictly: a field that nobody knows is a typing
-// error that would cost money.
-func readShape(name string) (provisioning.ClusterShape, error) {
-	var shape provisioning.ClusterShape
+// error that would cost money. The reader tells what is wrong with it, the
+// error that it is no JSON at all.
+func readShape(name string) (shape provisioning.ClusterShape, reader strictReader, err error) {
 	text := fleet
 	if name != "" {
-		var err error
 		if text, err = os.ReadFile(name); err != nil {
-			return shape, errors.Unwrap(err) // the caller names the file
+			return shape, reader, errors.Unwrap(err) // the caller names the file
 		}
 	}
 	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.DisallowUnknownFields()
-	err := decoder.Decode(&shape)
+	var value json.RawMessage
+	err = decoder.Decode(&value)
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
-		return shape, fmt.Errorf("line %d: %w", 1+bytes.Count(text[:syntax.Offset], []byte("\n")), err)
+		return shape, reader, fmt.Errorf("line %d: %w", 1+bytes.Count(text[:syntax.Offset], []byte("\n")), err)
 	}
 	if errors.Is(err, io.EOF) {
-		return shape, errors.New("the file is empty")
+		return shape, reader, errors.New("the file is empty")
 	}
 	if err != nil {
-		return shape, err
+		return shape, reader, err
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return shape, errors.New("something follows the shape")
+		return shape, reader, errors.New("something follows the shape")
 	}
-	return shape, nil
+	reader.read("", value, reflect.ValueOf(&shape).Elem())
+	return shape, reader, nil
 }

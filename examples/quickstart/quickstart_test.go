@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -92,6 +93,7 @@ func write(t *testing.T, text string) string {
 
 // Every fault has its line, and nothing is begun.
 func TestBadInputIsRefused(t *testing.T) {
+	integer := fmt.Sprintf(" must be an integer of %d bits, in digits", strconv.IntSize) // of a count
 	for _, test := range []struct {
 		why, text string
 		want      []string
@@ -101,9 +103,71 @@ func TestBadInputIsRefused(t *testing.T) {
 		{"empty", "", []string{"the file is empty"}},
 		{"blank", " \n", []string{"the file is empty"}},
 		{"nothing", "null", []string{"runId: must not be empty", "generation: must be at least 1"}},
-		{"a list", "[]", []string{"json: cannot unmarshal array into Go value of type provisioning.ClusterShape"}},
-		{"unknown field", `{"runId": "r", "generation": 1, "group": []}`, []string{`json: unknown field "group"`}},
-		{"unknown field of a group", `{"runId": "r", "generation": 1, "groups": [{"groupId": "w", "cuont": 3}]}`, []string{`json: unknown field "cuont"`}},
+		{"a list", "[]", []string{"the shape: is a list, must be an object"}},
+		{"unknown field", `{"runId": "r", "generation": 1, "group": []}`, []string{"group: unknown field"}},
+		{"unknown fields", `{"runId": "r", "foo": {"runId": 1}, "generation": 1, "groups": [{"groupId": "w", "cuont": 3, "boot": {"x": 1}}, {"groupId": "v", "bar": null}]}`, []string{
+			"foo: unknown field",
+			"groups[0].cuont: unknown field",
+			"groups[0].boot.x: unknown field",
+			"groups[1].bar: unknown field",
+		}},
+		{"odd names", `{"runId": "r", "generation": 1, "": 1, "a.b\u202e": 1, "groups": [{"groupId": "w", "boot": {"env": {"A B": 1}}}]}`, []string{
+			`[""]: unknown field`,
+			`["a.b\u202e"]: unknown field`,
+			`groups[0].boot.env["A B"]: is 1, must be a string`,
+		}},
+		{"twice", `{"runId": "r", "generation": 1, "groups": [{"groupId": "w", "count": 1, "count": 3, "boot": {"env": {"A": "1", "B": "1", "A": "2"}}}], "generation": 1}`, []string{
+			"groups[0].count: is there twice",
+			"groups[0].boot.env.A: is there twice",
+			"generation: is there twice",
+		}},
+		{"twice, and both are wrong", `{"runId": "r", "generation": 1, "groups": [{"groupId": "w", "count": -1, "count": "3"}], "groups": [{"x": 1}, 5]}`, []string{
+			"groups[0].count: is there twice",
+			"groups[0].count: is a string," + integer,
+			"groups: is there twice",
+			"groups[0].x: unknown field",
+			"groups[1]: is 5, must be an object",
+			`group "w" (groups[0]) count: is -1, must not be negative`,
+		}},
+		{"wrong case", `{"RUNID": "a/b", "generation": 1, "groups": [{"groupID": "w", "COUNT": -1, "count": 1, "shape": {"MinGPURamMB": "1"}}]}`, []string{
+			"RUNID: must be spelled runId",
+			"groups[0].groupID: must be spelled groupId",
+			"groups[0].COUNT: must be spelled count",
+			"groups[0].count: is there twice",
+			"groups[0].shape.MinGPURamMB: must be spelled minGPURAMMB",
+			"groups[0].shape.MinGPURamMB: is a string, must be a number of 64 bits",
+			"runId: must not hold '/'",
+			`group "w" (groups[0]) count: is -1, must not be negative`,
+		}},
+		{"other types", `{"runId": "a/b", "generation": -1, "groups": [
+			{"groupId": "w", "count": 1.5, "role": 5, "shape": {"requireVerified": "yes", "minUpMbps": 1e999, "diskGB": -2},
+			 "boot": {"args": ["a", 1, true], "mounts": {}, "env": ["A"]}, "swarmJoin": "x"},
+			{"groupId": "w", "count": 99999999999999999999}, []]}`, []string{
+			"generation: is -1, must be an integer of 64 bits that is not negative, in digits",
+			"groups[0].count: is 1.5," + integer,
+			"groups[0].role: is 5, must be a string",
+			"groups[0].shape.requireVerified: is a string, must be true or false",
+			"groups[0].shape.minUpMbps: is 1e999, must be a number of 64 bits",
+			"groups[0].boot.args[1]: is 1, must be a string",
+			"groups[0].boot.args[2]: is true, must be a string",
+			"groups[0].boot.mounts: is an object, must be a list",
+			"groups[0].boot.env: is a list, must be an object",
+			"groups[0].swarmJoin: is a string, must be an object",
+			"groups[1].count: is 99999999999999999999," + integer,
+			"groups[2]: is a list, must be an object",
+			"runId: must not hold '/'",
+			`group "w" (groups[0]) shape.diskGB: is -2, must not be negative`,
+			`group "w" (groups[1]) groupId: is also the name of groups[0]`,
+		}},
+		{"a run that cannot be read is compared with nothing", `{"runId": 7, "generation": 1, "groups": [{"runId": "r", "groupId": "w", "x": 1}]}`, []string{
+			"runId: is 7, must be a string",
+			"groups[0].x: unknown field",
+		}},
+		{"a list of groups that is none", `{"generation": 0, "groups": {"groupId": "w"}}`, []string{
+			"groups: is an object, must be a list",
+			"runId: must not be empty",
+			"generation: must be at least 1",
+		}},
 		{"two shapes", `{"runId": "r", "generation": 1} {}`, []string{"something follows the shape"}},
 		{"a bracket too many", `{"runId": "r", "generation": 1}}`, []string{"something follows the shape"}},
 		{"too large", `{"runId": "r", "generation": 1, "groups": [{"groupId": "w", "count": 65}]}`, []string{"groups: hold more than 64 slots in all"}},
@@ -177,6 +241,18 @@ func TestSecondShape(t *testing.T) {
 		require.Equal(t, strings.ReplaceAll("NAME: "+test.want+"\n", "NAME", second), stderr, test.why)
 		require.Empty(t, stdout, test.why)
 	}
+
+	// A second shape that was not read as it is written is judged all the
+	// same, as far as it could be read.
+	typo := write(t, `{"runId": "other", "generation": 4, "gruops": []}`)
+	code, _, stderr = play(first, typo)
+	require.Equal(t, 2, code)
+	require.Equal(t, typo+": gruops: unknown field\n"+typo+`: provisioning: the run of a cluster cannot change: it is "r", the update says "other"`+"\n", stderr)
+	unread := write(t, `{"runId": 5, "generation": 4}`)
+	code, _, stderr = play(first, unread)
+	require.Equal(t, 2, code)
+	require.Equal(t, unread+": runId: is 5, must be a string\n", stderr)
+
 	bad := write(t, `{}`)
 	code, _, stderr = play(bad, bad)
 	require.Equal(t, 2, code)
