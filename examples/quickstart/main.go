@@ -33,8 +33,8 @@ SHAPE.json is the fleet to begin with; without it the fleet.json of this
 example is used. With SECOND.json the fleet is changed into that one, instead
 of growing, rolling an image and shrinking.
 
-Exit status: 0 if everything the story claims was true, 1 if something was not,
-2 if it could not begin.
+Exit status: 0 if everything the story claims was true, 1 if something was not
+or could not be written, 2 if it could not begin.
 
 `
 
@@ -45,7 +45,32 @@ func main() {
 	os.Exit(code)
 }
 
+// run plays the program. What it said and could not write is a failure too.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	out := &sureWriter{to: stdout}
+	code := begin(ctx, args, out, stderr)
+	if out.err != nil {
+		fmt.Fprintln(stderr, "quickstart:", out.err)
+		return max(code, 1)
+	}
+	return code
+}
+
+// sureWriter remembers the first error, so that one look at the end is enough.
+type sureWriter struct {
+	to  io.Writer
+	err error
+}
+
+func (w *sureWriter) Write(p []byte) (int, error) {
+	n, err := w.to.Write(p)
+	if w.err == nil {
+		w.err = err
+	}
+	return n, err
+}
+
+func begin(ctx context.Context, args []string, stdout *sureWriter, stderr io.Writer) int {
 	flags := flag.NewFlagSet("quickstart", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.Usage = func() {
@@ -77,7 +102,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 
 	var shown view = &lines{out: stdout, pace: pace{speed: *speed}}
-	if !*plain && isTerminal(stdout) {
+	if !*plain && isTerminal(stdout.to) {
 		shown = newTable(stdout, *speed)
 	}
 	s, err := newStory(*seed, shapes, shown)
@@ -89,7 +114,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		printPlan(stdout, s.host.Driver().Plan(s.provider.Now()))
 		return 0
 	}
-	untrue := s.tell(ctx)
+	return report(stdout, stderr, s, s.tell(ctx))
+}
+
+// report says how a story went.
+func report(stdout, stderr io.Writer, s *story, untrue []string) int {
 	s.printSummary(stdout)
 	if len(untrue) > 0 {
 		for _, what := range untrue {

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -292,6 +293,31 @@ func newTestStory(t *testing.T, seed uint64, shown view) *story {
 	s, err := newStory(seed, shapes, shown)
 	require.NoError(t, err)
 	return s
+}
+
+// full is a disk without room.
+type full struct{ room int }
+
+var errFull = errors.New("no room")
+
+func (f *full) Write(p []byte) (int, error) {
+	n := min(len(p), f.room)
+	f.room -= n
+	if n < len(p) {
+		return n, errFull
+	}
+	return n, nil
+}
+
+// Nobody is told that all went well by an exit status alone.
+func TestWriteErrors(t *testing.T) {
+	for _, args := range [][]string{{}, {"-plan"}} {
+		for _, room := range []int{0, 100} {
+			var stderr bytes.Buffer
+			require.Equal(t, 1, run(context.Background(), args, &full{room: room}, &stderr))
+			require.Equal(t, "quickstart: no room\n", stderr.String(), "once")
+		}
+	}
 }
 
 // Whoever stops the story is told what goes on costing money.
