@@ -50,7 +50,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	out := &sureWriter{to: stdout}
 	code := begin(ctx, args, out, stderr)
 	if out.err != nil {
-		fmt.Fprintln(stderr, "quickstart:", out.err)
+		fmt.Fprintln(stderr, "quickstart:", printable(out.err.Error()))
 		return max(code, 1)
 	}
 	return code
@@ -96,7 +96,7 @@ func begin(ctx context.Context, args []string, stdout *sureWriter, stderr io.Wri
 	shapes, faults := readShapes(flags.Args())
 	if faults != nil {
 		for _, fault := range faults {
-			fmt.Fprintln(stderr, fault)
+			fmt.Fprintln(stderr, printable(fault))
 		}
 		return 2
 	}
@@ -107,7 +107,7 @@ func begin(ctx context.Context, args []string, stdout *sureWriter, stderr io.Wri
 	}
 	s, err := newStory(*seed, shapes, shown)
 	if err != nil {
-		fmt.Fprintln(stderr, err)
+		fmt.Fprintln(stderr, printable(err.Error()))
 		return 2
 	}
 	if *plan {
@@ -122,7 +122,7 @@ func report(stdout, stderr io.Writer, s *story, untrue []string) int {
 	s.printSummary(stdout)
 	if len(untrue) > 0 {
 		for _, what := range untrue {
-			fmt.Fprintln(stderr, "not true:", what)
+			fmt.Fprintln(stderr, "not true:", printable(what))
 		}
 		return 1
 	}
@@ -133,10 +133,10 @@ func report(stdout, stderr io.Writer, s *story, untrue []string) int {
 func printPlan(out io.Writer, plan provisioning.Plan) {
 	fmt.Fprintf(out, "The first pass towards generation %d, %d steps:\n", plan.ObservedGeneration, len(plan.Actions))
 	for _, a := range plan.Actions {
-		fmt.Fprintf(out, "%-12s %-8v %v: %s\n", a.Node, a.Kind, a.Rule, a.Rule.Why)
+		fmt.Fprintf(out, "%-12s %-8v %v: %s\n", printable(string(a.Node)), a.Kind, a.Rule, a.Rule.Why)
 	}
 	for _, f := range plan.Faults {
-		fmt.Fprintf(out, "%-12s cannot go on: %v\n", f.Node, f.Err)
+		fmt.Fprintf(out, "%-12s cannot go on: %s\n", printable(string(f.Node)), printable(f.Err.Error()))
 	}
 }
 

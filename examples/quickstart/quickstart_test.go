@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/stretchr/testify/require"
 
@@ -318,6 +319,40 @@ func TestWriteErrors(t *testing.T) {
 			require.Equal(t, "quickstart: no room\n", stderr.String(), "once")
 		}
 	}
+}
+
+// A name may hold what a terminal would obey: here it turns the line around,
+// and a provider's message might clear the screen.
+func TestNothingUnprintableIsShown(t *testing.T) {
+	const run, group = "r\u202e\u200d", "w\u2067x"
+	shape := write(t, fmt.Sprintf(`{"runId": %q, "generation": 1, "groups": [{"groupId": %q, "count": 1}]}`, run, group))
+	odd := func(text string) bool {
+		return strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) })
+	}
+	for _, args := range [][]string{{shape}, {"-plan", shape}} {
+		code, stdout, stderr := play(args...)
+		require.Zero(t, code, stderr)
+		require.Contains(t, stdout, `w\u2067x-0`)
+		require.False(t, odd(stdout), "%q", stdout)
+	}
+
+	bad := write(t, fmt.Sprintf(`{"runId": %q, "generation": 1, "\u202e": 0}`, run))
+	for _, args := range [][]string{{bad}, {shape, bad}, {"absent\x1b[2J\u202e.json"}} {
+		code, _, stderr := play(args...)
+		require.Equal(t, 2, code)
+		require.False(t, odd(stderr), "%q", stderr)
+	}
+
+	// A story that fails names the slots.
+	shapes, faults := readShapes([]string{shape})
+	require.Empty(t, faults)
+	var out, told bytes.Buffer
+	s, err := newStory(1, shapes, &lines{out: &out})
+	require.NoError(t, err)
+	s.provider.Script(group+"-0", provisioning.CreateLease, fakebackend.Repeat(1000, fakebackend.Capacity())...)
+	require.Equal(t, 1, report(&out, &told, s, s.tell(context.Background())))
+	require.Contains(t, told.String(), `w\u2067x-0 should have the machine`)
+	require.False(t, odd(told.String()+out.String()), "%q", told.String()+out.String())
 }
 
 // Whoever stops the story is told what goes on costing money.

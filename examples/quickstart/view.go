@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/swactor/provisioning"
@@ -56,7 +57,7 @@ type lines struct {
 }
 
 func (l *lines) begin(s *story, c *chapter) {
-	fmt.Fprintf(l.out, "%s  == %s: %s\n", clock(s.age()), c.title, c.text)
+	fmt.Fprintf(l.out, "%s  == %s: %s\n", clock(s.age()), c.title, printable(c.text))
 }
 
 func (l *lines) end(_ context.Context, s *story, c *chapter) {
@@ -72,7 +73,7 @@ func (l *lines) close() {}
 
 func (l *lines) event(s *story, e provisioning.Event) {
 	if text := describe(e); text != "" {
-		fmt.Fprintf(l.out, "%s  %-12s #%-3d %s\n", clock(s.age()), e.Node, e.Attempt, text)
+		fmt.Fprintf(l.out, "%s  %-12s #%-3d %s\n", clock(s.age()), printable(string(e.Node)), e.Attempt, printable(text))
 	}
 }
 
@@ -287,7 +288,7 @@ func (t *table) draw(s scene) {
 func (t *table) render(s scene) []string {
 	name := len("SLOT")
 	for _, line := range s.slots {
-		name = max(name, utf8.RuneCountInString(line.node))
+		name = max(name, utf8.RuneCountInString(printable(line.node)))
 	}
 	name = min(name, 24)
 	picture := []string{t.paint(bold, s.head), s.count, "",
@@ -295,8 +296,8 @@ func (t *table) render(s scene) []string {
 	visible, hidden := choose(s.slots, t.rows)
 	for _, line := range visible {
 		bar := t.paint(line.colour, strings.Repeat("█", line.done)) + t.paint(grey, strings.Repeat("░", fullBar-line.done))
-		picture = append(picture, fmt.Sprintf("%-*s  %7d  %s  %s  %s", name, cut(line.node, name), line.attempt,
-			t.paint(line.colour, fmt.Sprintf("%-16s", line.stage)), bar, line.why))
+		picture = append(picture, fmt.Sprintf("%-*s  %7d  %s  %s  %s", name, cut(printable(line.node), name), line.attempt,
+			t.paint(line.colour, fmt.Sprintf("%-16s", line.stage)), bar, printable(line.why)))
 	}
 	if hidden > 0 {
 		picture = append(picture, t.paint(grey, fmt.Sprintf("and %d more", hidden)))
@@ -332,7 +333,9 @@ func choose(slots []slot, room int) (visible []slot, hidden int) {
 	return visible, len(slots) - len(visible)
 }
 
+// paint colours a text that is not coloured yet.
 func (t *table) paint(colour, text string) string {
+	text = printable(text)
 	if !t.colour || text == "" {
 		return text
 	}
@@ -358,4 +361,19 @@ func isTerminal(out io.Writer) bool {
 	}
 	null, err := os.Stat(os.DevNull) // a device, and nobody looks at it
 	return err != nil || !os.SameFile(info, null)
+}
+
+// printable writes out what a terminal would obey instead of show, or what
+// would show text in another order than it has: control, format and bidi
+// characters, and every other one that is not printable.
+func printable(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		if unicode.IsPrint(r) {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+	}
+	return b.String()
 }

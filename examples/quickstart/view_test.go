@@ -58,6 +58,23 @@ a-group-with-a-name-tha…        3  deleting          ███░░░░░�
 		"w-1                            12  \x1b[36mBootstrapRunning\x1b[0m  \x1b[36m███████\x1b[0m\x1b[90m░░░░░\x1b[0m  BootChecking; waiting")
 }
 
+func TestTableShowsWhatCannotBePrinted(t *testing.T) {
+	picture := strings.Join((&table{rows: 10}).render(scene{
+		head:     "run r\u202e",
+		slots:    []slot{{node: "w\u2067-0", stage: "New", done: 1, why: "failed: \x1b[2J\x07\xff\u009b2J\nx"}, {node: "wide-ü-世-0", stage: "New"}},
+		chapters: []*chapter{{title: "a", text: "2 more in w\u2067", begun: true, ended: true}, {title: "b", text: "of w\u2067-0", begun: true}},
+	}), "\n")
+	require.Equal(t, `run r\u202e
+
+
+SLOT        ATTEMPT  STAGE             PROGRESS      WHY
+w\u2067-0         0  New               █░░░░░░░░░░░  failed: \x1b[2J\a�\u009b2J\nx
+wide-ü-世-0        0  New               ░░░░░░░░░░░░  
+
+✓ a           00:00:00  2 more in w\u2067
+▸ b           00:00:00  of w\u2067-0`, picture)
+}
+
 // With little room those that are ready give way, and the rest keep their order.
 func TestTableWithLittleRoom(t *testing.T) {
 	picture := (&table{rows: 2}).render(aScene())
