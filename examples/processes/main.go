@@ -8,6 +8,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log"
@@ -29,6 +30,9 @@ func main() {
 		}
 		return
 	}
+	if status, end := arguments(os.Args[1:], os.Stderr); end {
+		os.Exit(status)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	err := run(ctx, os.Stdout)
@@ -38,6 +42,33 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+}
+
+const usage = `usage: processes
+
+Rents three child processes, kills one, sees it replaced, and gives everything
+back.
+
+Exit status: 0 if everything it tells was true, 1 if something was not, 2 if it
+was called wrongly.
+`
+
+// arguments judges the command line. There is nothing to choose, so either the
+// story begins or this is the end.
+func arguments(args []string, stderr io.Writer) (status int, end bool) {
+	flags := flag.NewFlagSet("processes", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.Usage = func() { fmt.Fprint(stderr, usage) }
+	switch err := flags.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		return 0, true
+	case err != nil:
+		return 2, true
+	case flags.NArg() > 0:
+		fmt.Fprintf(stderr, "processes: takes no arguments, not %q\n", flags.Arg(0))
+		return 2, true
+	}
+	return 0, false
 }
 
 const (

@@ -112,6 +112,31 @@ func TestProgramTellsTheTruth(t *testing.T) {
 	require.Regexp(t, regexp.MustCompile(`(?m) Drained: 4 processes were started, 1 was killed and replaced, none is left\.`), out.String())
 }
 
+func TestArguments(t *testing.T) {
+	for _, test := range []struct {
+		args   []string
+		status int
+		say    string
+	}{
+		{[]string{"-h"}, 0, "usage: processes"},
+		{[]string{"-help"}, 0, "usage: processes"},
+		{[]string{"foo", "bar"}, 2, `processes: takes no arguments, not "foo"`},
+		{[]string{""}, 2, `processes: takes no arguments, not ""`},
+		{[]string{machineArgument}, 2, "processes: takes no arguments"}, // a machine has a directory too
+		{[]string{"-foo"}, 2, "flag provided but not defined: -foo"},
+	} {
+		var said bytes.Buffer
+		status, end := arguments(test.args, &said)
+		require.True(t, end, test.args)
+		require.Equal(t, test.status, status, test.args)
+		require.Contains(t, said.String(), test.say, test.args)
+	}
+	var said bytes.Buffer
+	_, end := arguments(nil, &said)
+	require.False(t, end)
+	require.Empty(t, said.String())
+}
+
 // Who interrupts the program finds no process afterwards.
 func TestInterruptedProgramLeavesNothing(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
