@@ -8,31 +8,33 @@ import (
 )
 
 // This file is the whole of deciding: what is looked at, the ladder of rules,
-// and the walk over all slots. Nothing here reads a clock, and nothing writes
-// to what it is given. The words for results are in plan.go.
+// and the walk over all slots. A slot is a place in the cluster; what the state
+// keeps about it is its node; a node lives through one attempt after another.
+// Nothing here reads a clock or writes to what it is given. A moment is due at
+// or before now, and ahead after it. The result types are in plan.go.
 
 // condition is a set of things that are true of one slot at one moment. The
 // ladder looks at nothing else.
 type condition uint32
 
 const (
-	absent        condition = 1 << iota // desired, and not in the state
-	undesired                           // the wish has no such slot
-	unfit                               // undesired, built from another spec, or failed
-	active                              // wanted as an attempt
-	deleting                            // being given up, for good
-	destroyed                           // nothing is left of the attempt
-	restartDue                          // RestartAt is unset or due
-	backingOff                          // NextEffectAt is set and not due
-	pending                             // an operation is in flight
-	unresolved                          // nobody knows what came of a create or a start
-	leased                              // a machine is on record
-	reachable                           // its endpoint is on record
-	inSession                           // a bootstrap session is live
-	endpointKnown                       // stage EndpointKnown
-	bootstrapping                       // stage BootstrapRunning
-	joined                              // stage SwactorJoined
-	steady                              // ready, in Dormant or HandedOff
+	absent             condition = 1 << iota // desired, and not in the state
+	undesired                                // the wish has no such slot
+	unfit                                    // undesired, built from another spec, or failed
+	active                                   // intent Active: the attempt is being built or kept
+	deleting                                 // intent Deleting: the attempt is being given up
+	destroyed                                // nothing is left of the attempt
+	restartDue                               // RestartAt is unset or due
+	backingOff                               // NextEffectAt is ahead
+	pending                                  // an operation is in flight
+	unresolved                               // nobody knows what came of a create or a start
+	leased                                   // a machine is on record
+	hasEndpoint                              // and where it answers
+	inSession                                // a bootstrap session is live
+	inEndpointKnown                          // stage EndpointKnown
+	inBootstrapRunning                       // stage BootstrapRunning
+	inSwactorJoined                          // stage SwactorJoined
+	steady                                   // ready, in stage Dormant or HandedOff
 )
 
 // look gathers the conditions of a slot. n is nil for a slot that is not in
@@ -49,7 +51,7 @@ func look(n *node, want *template, now instant) condition {
 		set(want != nil, absent)
 		return c
 	}
-	set(!sameTemplate(n.template, want) || n.stage == StageFailed, unfit)
+	set(want == nil || !sameTemplate(n.template, want) || n.stage == StageFailed, unfit)
 	set(n.intent == Active, active)
 	set(n.intent == Deleting, deleting)
 	set(n.stage == StageDestroyed, destroyed)
@@ -58,63 +60,68 @@ func look(n *node, want *template, now instant) condition {
 	set(n.pending != NoOperation, pending)
 	set(n.ambiguous != NoOperation, unresolved)
 	set(n.lease != "", leased)
-	set(n.endpoint != nil, reachable)
+	set(n.endpoint != nil, hasEndpoint)
 	set(n.session != "", inSession)
-	set(n.stage == StageEndpointKnown, endpointKnown)
-	set(n.stage == StageBootstrapRunning, bootstrapping)
-	set(n.stage == StageSwactorJoined, joined)
+	set(n.stage == StageEndpointKnown, inEndpointKnown)
+	set(n.stage == StageBootstrapRunning, inBootstrapRunning)
+	set(n.stage == StageSwactorJoined, inSwactorJoined)
 	set(n.ready && (n.stage == StageDormant || n.stage == StageHandedOff), steady)
 	return c
 }
 
-// rule is one entry of the ladder. It matches where all of when hold and none
-// of unless does.
+// rule is one entry of the ladder. It matches where every condition in all holds
+// and none of those in none. A rule without an action waits.
 type rule struct {
 	Rule
-	when, unless condition
-	action       ActionKind
-	operation    OperationKind         // of a Dispatch; NoOperation: the one that is remembered
-	yields       bool                  // a Dispatch that waits under await-backoff while backingOff
-	until        func(n *node) instant // of a rule that waits: the stored deadline it waits for
+	all, none condition
+	action    ActionKind
+	operation OperationKind         // of a Dispatch
+	backsOff  bool                  // a Dispatch that is await-backoff while backingOff
+	until     func(n *node) instant // of a rule that waits: the stored deadline it waits for
 }
+
+// remembered stands for the operation of which nobody knows what came.
+const remembered = NoOperation
 
 // ladder holds the rules in the order in which they are tried. The first that
 // matches decides, so a rule may lean on every earlier one not having matched.
+// The cleanup backs off too: R6 to R8 give way to R10 meanwhile. R10 stands below
+// them because R9 must not wait.
 var ladder = [...]rule{
 	{Rule: Rule{0, "insert", "a desired slot that is not in the state gets a node and its first attempt"},
-		when: absent, action: Insert},
+		all: absent, action: Insert},
 	{Rule: Rule{1, "reap", "nothing is left and nobody wants the slot"},
-		when: destroyed | undesired, action: Reap},
+		all: destroyed | undesired, action: Reap},
 	{Rule: Rule{2, "restart", "nothing is left and the slot is wanted: a fresh attempt from the latest spec"},
-		when: destroyed | restartDue, action: Restart},
+		all: destroyed | restartDue, action: Restart},
 	{Rule: Rule{3, "await-restart", "the attempt failed, the next one waits out its delay"},
-		when: destroyed, until: func(n *node) instant { return n.restartAt }},
-	{Rule: Rule{4, "begin-delete", "an attempt that is unwanted, outdated or failed is given up for good"},
-		when: active | unfit, action: BeginDelete},
-	{Rule: Rule{5, "await-operation", "one operation at a time: its result or its deadline comes first"},
-		when: pending, until: func(n *node) instant { return n.pendingDeadline }},
-	{Rule: Rule{6, "resolve-ambiguous", "before anything is destroyed, find out what a create or start left behind"},
-		when: deleting | unresolved, action: Dispatch, yields: true},
+		all: destroyed, until: func(n *node) instant { return n.restartAt }},
+	{Rule: Rule{4, "begin-delete", "an attempt that is unwanted, outdated or failed is given up, even in the middle of an operation"},
+		all: active | unfit, action: BeginDelete},
+	{Rule: Rule{5, "await-operation", "one operation at a time: wait for its result; at its deadline the driver ends it"},
+		all: pending, until: func(n *node) instant { return n.pendingDeadline }},
+	{Rule: Rule{6, "resolve-ambiguous", "before anything is destroyed, repeat the create or start in doubt, to learn what it left"},
+		all: deleting | unresolved, action: Dispatch, operation: remembered, backsOff: true},
 	{Rule: Rule{7, "cancel-bootstrap", "end the session before its machine goes away under it"},
-		when: deleting | inSession, action: Dispatch, operation: CancelBootstrap, yields: true},
+		all: deleting | inSession, action: Dispatch, operation: CancelBootstrap, backsOff: true},
 	{Rule: Rule{8, "destroy-lease", "give the machine back: it is billed until it is gone"},
-		when: deleting | leased, action: Dispatch, operation: DestroyLease, yields: true},
+		all: deleting | leased, action: Dispatch, operation: DestroyLease, backsOff: true},
 	{Rule: Rule{9, "mark-destroyed", "nothing is left to clean up"},
-		when: deleting, action: MarkDestroyed},
+		all: deleting, action: MarkDestroyed},
 	{Rule: Rule{10, "await-backoff", "the last try failed or found nothing yet, the next one waits"},
-		when: backingOff, until: func(n *node) instant { return n.nextEffectAt }},
+		all: backingOff, until: func(n *node) instant { return n.nextEffectAt }},
 	{Rule: Rule{11, "steady", "the node is ready: nothing to do"},
-		when: steady},
-	{Rule: Rule{12, "create-lease", "there is no machine yet"},
-		unless: leased, action: Dispatch, operation: CreateLease},
+		all: steady},
+	{Rule: Rule{12, "create-lease", "there is no machine on record; the key makes a repeated create safe"},
+		none: leased, action: Dispatch, operation: CreateLease},
 	{Rule: Rule{13, "lookup-endpoint", "there is a machine, and nobody knows where it answers"},
-		when: leased, unless: reachable, action: Dispatch, operation: LookupEndpoint},
-	{Rule: Rule{14, "observe-convergence", "the agent has joined: tell the bootstrap, then hand off"},
-		when: joined | inSession, action: Dispatch, operation: BootstrapConvergenceObserved},
-	{Rule: Rule{15, "await-bootstrap", "the bootstrap runs: its stream or the stage deadline comes next"},
-		when: bootstrapping | inSession, until: func(n *node) instant { return n.stageDeadline }},
-	{Rule: Rule{16, "start-bootstrap", "the machine answers and no bootstrap runs"},
-		when: endpointKnown | leased | reachable, unless: inSession, action: Dispatch, operation: StartBootstrap},
+		all: leased, none: hasEndpoint, action: Dispatch, operation: LookupEndpoint},
+	{Rule: Rule{14, "observe-convergence", "the agent has joined: tell the bootstrap"},
+		all: inSwactorJoined | inSession, action: Dispatch, operation: BootstrapConvergenceObserved},
+	{Rule: Rule{15, "await-bootstrap", "the bootstrap runs: wait for its stream; at the stage deadline the driver ends the attempt"},
+		all: inBootstrapRunning | inSession, until: func(n *node) instant { return n.stageDeadline }},
+	{Rule: Rule{16, "start-bootstrap", "the endpoint is known and there is no session yet"},
+		all: inEndpointKnown | leased | hasEndpoint, none: inSession, action: Dispatch, operation: StartBootstrap},
 	{Rule: Rule{17, "unmatched", "no rule fits: a fault, reported and never guessed at"},
 		action: Fail},
 }
@@ -124,7 +131,7 @@ const ruleAwaitBackoff, ruleUnmatched = 10, 17
 // ErrUnmatched is the fault of a slot that no rule fits.
 // ErrAttemptsExhausted: every attempt number has been given out.
 // ErrSequenceExhausted: every operation number of the attempt has been given
-// out, or, while it is growing, all but those kept for its cleanup.
+// out, or, while it is Active, all but those kept for its cleanup.
 var (
 	ErrUnmatched         = errors.New("provisioning: no rule matches")
 	ErrAttemptsExhausted = errors.New("provisioning: attempt numbers are exhausted")
@@ -132,7 +139,7 @@ var (
 )
 
 // cleanupSequences is how many operation numbers an attempt keeps for its own
-// cleanup: growth stops so many below the end.
+// cleanup: while it is Active it stops so many below the end.
 const cleanupSequences = 1024
 
 // decision is what the ladder says about one slot.
@@ -144,23 +151,26 @@ type decision struct {
 
 // decide climbs the ladder for one slot.
 func decide(n *node, want *template, now instant) decision {
+	if n == nil && want == nil { // not a slot at all
+		return decision{rule: &ladder[ruleUnmatched], fault: ErrUnmatched}
+	}
 	conditions := look(n, want, now)
-	matched := &ladder[ruleUnmatched]
-	for i := range ladder {
-		if r := &ladder[i]; conditions&r.when == r.when && conditions&r.unless == 0 {
-			matched = r
+	var matched *rule
+	for i := range ladder { // the last one matches everything
+		matched = &ladder[i]
+		if conditions&matched.all == matched.all && conditions&matched.none == 0 {
 			break
 		}
 	}
-	if matched.yields && conditions&backingOff != 0 { // cleanup retries back off too
+	if matched.backsOff && conditions&backingOff != 0 {
 		matched = &ladder[ruleAwaitBackoff]
 	}
 	d := decision{rule: matched, operation: matched.operation}
-	switch {
-	case n == nil && conditions&absent == 0, matched.action == Fail:
-		d = decision{rule: &ladder[ruleUnmatched], fault: ErrUnmatched}
-	case matched.action == Dispatch:
-		if d.operation == NoOperation {
+	switch matched.action {
+	case Fail:
+		d.fault = ErrUnmatched
+	case Dispatch:
+		if d.operation == remembered {
 			d.operation = n.ambiguous
 		}
 		last := uint64(math.MaxUint64)
@@ -174,10 +184,11 @@ func decide(n *node, want *template, now instant) decision {
 	return d
 }
 
-// wakeAt is the next stored moment, after now, that can change the decision by
-// itself: the one its rule waits for, and the stage deadline of an attempt that
-// is not ready, whatever its rule. A moment that is already due is left out, or
-// whoever sleeps until it would spin.
+// wakeAt is the next stored moment ahead at which there is something to do for a
+// slot: the one its rule waits for, or the stage deadline of an attempt that is
+// not ready, whatever its rule. (Of those, the driver folds a deadline that has
+// passed; the ladder then sees what came of that.) A moment that is already due
+// is left out, or whoever sleeps until it would spin.
 func (d decision) wakeAt(n *node, now instant) instant {
 	var wake instant
 	if d.until != nil && d.until(n).ahead(now) {
@@ -197,8 +208,8 @@ func earliest(a, b instant) instant {
 }
 
 // DecideNode says what one slot needs next. A nil node is a slot that is not in
-// the state (R0), a nil spec one that is not desired. now is in the clock of
-// the node's times; see [ClusterDriver.Clock]. Both arguments are only read.
+// the state (R0), a nil spec one that is not desired. now is on the same clock as
+// the node's times; see [ClusterDriver.Clock]. Neither node nor spec is written.
 func DecideNode(observed *ManagedNode, desired *LogicalNodeSpec, now time.Time) NodeDecision {
 	var want *template
 	if desired != nil {
@@ -230,16 +241,16 @@ func Decide(observed *ClusterState, desired *Desired, now time.Time) Plan {
 	}
 	at := nearestInstant(now)
 	plan := Plan{ObservedGeneration: desired.generation}
-	attempts := allocator{next: max(observed.NextAttemptID, 1)} // the zero state has given out none, and 0 is none
+	attempts := allocator{next: max(observed.NextAttemptID, 1)} // attempts start at 1
 	var wake instant
 	for g, want := range matchGroups(observed, desired) {
 		for index := range max(len(g.nodes), want.count) {
 			n := g.at(index)
-			template := want.wants(index)
-			if n == nil && template == nil {
+			spec := want.wants(index) // nil: undesired
+			if n == nil && spec == nil {
 				continue
 			}
-			d := decide(n, template, at)
+			d := decide(n, spec, at)
 			if n != nil {
 				wake = earliest(wake, d.wakeAt(n, at))
 			}

@@ -451,7 +451,7 @@ func TestLadderIsNumbered(t *testing.T) {
 		require.Equal(t, fmt.Sprintf("R%d %s", i, r.Name), r.String())
 	}
 	last := ladder[len(ladder)-1]
-	require.Zero(t, last.when|last.unless, "the last entry catches everything")
+	require.Zero(t, last.all|last.none, "the last entry catches everything")
 	for number, name := range map[int]string{ruleAwaitBackoff: "await-backoff", ruleUnmatched: "unmatched", ruleResolve: "resolve-ambiguous",
 		ruleAwaitBootstrap: "await-bootstrap", ruleSteady: "steady"} {
 		require.Equal(t, name, rules[number].Name)
