@@ -6,9 +6,13 @@ SHELL := bash
 GO       ?= go
 FUZZTIME ?= 10s
 FLOOR    ?= 95
+# -short to see that it runs, -write to write internal/bench/RESULTS.md
+BENCHFLAGS ?=
 
-# Modules of their own: the tools, and the examples that need packages.
-NESTED  := internal/tools $(patsubst %/go.mod,%,$(wildcard examples/*/go.mod))
+# Modules of their own: the tools, the peers that we compare with, and the examples
+# that need packages. What is slow to build of the peers has the tag peers, and is
+# looked at by bench-peers only.
+NESTED  := internal/tools internal/bench/peers $(patsubst %/go.mod,%,$(wildcard examples/*/go.mod))
 # Run from any module: the versions come from the module of the tools.
 TOOL     = $(GO) tool -modfile=$(CURDIR)/internal/tools/go.mod
 # The files on which the guarantees rest.
@@ -16,7 +20,7 @@ COVERED := identity.go shape.go backoff.go observation.go state.go observe.go de
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## run the two examples that show what the library does
@@ -50,6 +54,15 @@ lint: ## gofmt, go mod tidy, go vet and staticcheck, over every module
 .PHONY: bench
 bench: ## run every benchmark
 	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+.PHONY: bench-scale
+bench-scale: ## hold the benchmarks to what they must reach, up to a million nodes
+	$(GO) run ./internal/bench $(BENCHFLAGS)
+
+.PHONY: bench-peers
+bench-peers: ## compare with the peers (builds controller-runtime: minutes)
+	cd internal/bench/peers && $(GO) vet -tags peers ./... && $(GO) test -tags peers ./...
+	$(GO) run ./internal/bench -peers $(BENCHFLAGS)
 
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (10s)

@@ -25,6 +25,7 @@ type dtNaive struct {
 	dirty     bool
 	state     *ClusterState
 	requeue   time.Time // in the driver's clock, as is tick
+	roughly   bool      // requeue does not count what the pass itself recorded; for benchmarks
 	passes    int
 	given     int                   // places given while somebody was left out
 	leftOut   map[LogicalNodeID]int // the pass since which it is left out
@@ -145,7 +146,9 @@ func (d *dtNaive) drive(now time.Time, executor EffectExecutor) bool {
 	d.dispatch(candidates, executor, at)
 
 	d.state.ObservedGeneration = desired.generation
-	d.requeue = d.earliestWake()
+	if d.requeue = plan.RequeueAt; !d.roughly {
+		d.requeue = d.earliestWake()
+	}
 	return true
 }
 
@@ -158,6 +161,9 @@ func (d *dtNaive) complete(n *node, c Completion, at instant) {
 func (d *dtNaive) dispatch(candidates []Action, executor EffectExecutor, at instant) {
 	since := map[LogicalNodeID]int{} // whoever is no candidate now starts anew
 	for _, a := range candidates {
+		if d.limit == 0 {
+			break // nobody is ever left out
+		}
 		since[a.Node] = d.passes
 		if before, ok := d.leftOut[a.Node]; ok {
 			since[a.Node] = before
@@ -183,6 +189,9 @@ func (d *dtNaive) dispatch(candidates []Action, executor EffectExecutor, at inst
 			}
 		}
 		var chosen []Action
+		if d.limit == 0 {
+			chosen, candidates = candidates, nil // in slot order already
+		}
 		for ; free > 0 && len(candidates) > 0; free-- {
 			best := func(a, b Action) int { return class(a) - class(b) }
 			if len(candidates) > free {
@@ -209,7 +218,9 @@ func (d *dtNaive) dispatch(candidates []Action, executor EffectExecutor, at inst
 		for i, e := range effects {
 			queued, err := executor.Submit(e)
 			refusals[i] = err
-			d.placeless[e.Operation] = queued && err == nil
+			if queued && err == nil {
+				d.placeless[e.Operation] = true
+			}
 		}
 		for i, e := range effects {
 			if err := refusals[i]; err != nil {
