@@ -69,7 +69,7 @@ type ClusterDriver struct {
 	// in guards what other goroutines bring and ask for.
 	in        sync.Mutex
 	clock     driverClock
-	inbox     []Observation
+	inbox     inbox
 	accepted  *Desired // the latest wish
 	draining  bool     // and it is the last one
 	triggered bool     // a pass is queued, by somebody
@@ -86,9 +86,9 @@ type ClusterDriver struct {
 	census census // of a snapshot that is being taken
 
 	// Of the pass.
-	spare     []Observation // the inbox that is being folded
-	wish      *Desired      // accepted when the pass began
-	working   *Desired      // the wish that the state is compared with
+	folding   inbox    // what is being folded
+	wish      *Desired // accepted when the pass began
+	working   *Desired // the wish that the state is compared with
 	deadlines *pqueue.Queue[*node]
 	hot       []*node // to be decided in the next pass
 	missing   []slot  // desired slots that are not in the state
@@ -317,7 +317,7 @@ func (d *ClusterDriver) addOffer(shape ClusterShape, err error) {
 // Deliver takes an observation, which the next pass folds, and queues a pass.
 func (d *ClusterDriver) Deliver(o Observation) {
 	d.in.Lock()
-	d.inbox = append(d.inbox, o)
+	d.inbox.put(&o)
 	d.triggered = true
 	d.in.Unlock()
 }
@@ -500,9 +500,7 @@ func (d *ClusterDriver) drive(now time.Time, executor EffectExecutor) (outcome p
 	d.world.Lock()
 	d.stats.Passes++
 	d.takeWish()
-	for i := range d.spare { // 1. fold what was delivered, in order
-		d.foldDelivered(&d.spare[i], at)
-	}
+	d.foldInbox(at) // 1. fold what was delivered, in order
 	d.heatDue(at)
 	slices.SortFunc(d.hot, compareNodes)
 	for _, n := range d.hot { // 2. expire operations that are out of time
@@ -577,7 +575,7 @@ func (d *ClusterDriver) begin(now time.Time, executor EffectExecutor) (at instan
 		return 0, false, nil
 	}
 	d.running, d.triggered, d.dirty = true, false, false
-	d.inbox, d.spare = d.spare[:0], d.inbox
+	d.inbox, d.folding = d.folding, d.inbox
 	d.wish, d.executor = d.accepted, executor
 	return at, !asked, nil
 }
@@ -588,7 +586,8 @@ func (d *ClusterDriver) begin(now time.Time, executor EffectExecutor) (at instan
 // and not submitted ends at its deadline, and another pass picks up the rest.
 // It reports whether another pass is queued.
 func (d *ClusterDriver) end(whole bool) (again bool) {
-	d.spare, d.spareHot = cleared(d.spare), cleared(d.spareHot)
+	d.folding.empty()
+	d.spareHot = cleared(d.spareHot)
 	d.steps, d.effects = cleared(d.steps), cleared(d.effects)
 	d.in.Lock()
 	defer d.in.Unlock()
@@ -645,14 +644,12 @@ func (d *ClusterDriver) foldOnly(now time.Time) error {
 	}
 	d.clock.feed(now, at)
 	d.running = true
-	d.inbox, d.spare = d.spare[:0], d.inbox
+	d.inbox, d.folding = d.folding, d.inbox
 	d.in.Unlock()
 	defer d.end(false)
 
 	d.world.Lock()
-	for i := range d.spare {
-		d.foldDelivered(&d.spare[i], at)
-	}
+	d.foldInbox(at)
 	for _, n := range d.hot { // no longer converged or ready, perhaps
 		d.settle(n, decide(n, n.group.wish.want.wants(int(n.index)), at), at)
 	}
@@ -721,6 +718,14 @@ func (d *ClusterDriver) heatDue(at instant) {
 		}
 		d.deadlines.Remove(n)
 		d.heat(n)
+	}
+}
+
+func (d *ClusterDriver) foldInbox(at instant) {
+	for _, block := range d.folding.blocks {
+		for i := range block {
+			d.foldDelivered(&block[i], at)
+		}
 	}
 }
 
@@ -803,7 +808,7 @@ func (d *ClusterDriver) decideHot(at instant) []step {
 	missing = slices.Compact(missing)
 
 	attempts := allocator{next: d.state.NextAttemptID}
-	steps := d.steps[:0]
+	steps := slices.Grow(d.steps[:0], len(hot)+len(missing))
 	for len(hot) > 0 || len(missing) > 0 {
 		var s step
 		if len(missing) == 0 || len(hot) > 0 && hot[0].slot().compare(missing[0]) < 0 {
@@ -856,7 +861,7 @@ type dispatch struct {
 // apply takes the steps: driver transitions at once, dispatches are recorded
 // and returned to be submitted, and so are the attempts that are over.
 func (d *ClusterDriver) apply(steps []step, at instant) (effects []dispatch, over []NodeAttemptID) {
-	effects = d.effects[:0]
+	effects = slices.Grow(d.effects[:0], len(steps))
 	for i := range steps {
 		s := &steps[i]
 		n := s.node

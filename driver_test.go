@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -184,8 +185,11 @@ func TestPassKeepsNoLargeLists(t *testing.T) {
 	dtDrive(t, d, dtStart, x)
 	require.LessOrEqual(t, cap(d.hot), maxSpare)
 	require.LessOrEqual(t, cap(d.spareHot), maxSpare)
-	require.LessOrEqual(t, cap(d.spare), maxSpare)
-	require.LessOrEqual(t, cap(d.inbox), maxSpare)
+	for _, box := range []*inbox{&d.inbox, &d.folding} {
+		require.LessOrEqual(t, len(box.spare), spareBlocks)
+		require.LessOrEqual(t, cap(box.blocks), maxSpare)
+		require.Zero(t, box.len())
+	}
 	require.LessOrEqual(t, cap(d.steps), maxSpare)
 	require.LessOrEqual(t, cap(d.effects), maxSpare)
 	require.Empty(t, d.missing)
@@ -202,9 +206,11 @@ func TestPassKeepsLittleAlive(t *testing.T) {
 	}
 	dtDrive(t, d, dtStart, x)
 	require.Len(t, x.submitted, 30)
-	require.NotZero(t, cap(d.spare)+cap(d.inbox))
-	for _, list := range [][]Observation{d.spare[:cap(d.spare)], d.inbox[:cap(d.inbox)]} {
-		for _, o := range list[min(handful, len(list)):] {
+	spares := slices.Concat(d.inbox.spare, d.folding.spare)
+	require.NotEmpty(t, spares)
+	for _, block := range spares {
+		require.Empty(t, block)
+		for _, o := range block[handful:cap(block)] {
 			require.Zero(t, o)
 		}
 	}

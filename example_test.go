@@ -235,7 +235,7 @@ func ExampleClusterDriver_Plan() {
 	}
 
 	// Output:
-	// worker-0 BeginDelete because an attempt that is unwanted, outdated or failed is given up for good
+	// worker-0 BeginDelete because an attempt that is unwanted, outdated or failed is given up, even in the middle of an operation
 	// worker-1 Insert because a desired slot that is not in the state gets a node and its first attempt
 }
 

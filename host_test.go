@@ -706,7 +706,7 @@ func TestHostCloseFoldsWhatWasDelivered(t *testing.T) {
 
 		// The stream of w-0 goes on, and nobody folds it any more (G12).
 		b.sink("w-0").Progress("session of w-0", BootstrapStageStdoutStreaming, 1, 1)
-		require.Empty(t, h.Driver().inbox)
+		require.Zero(t, h.Driver().inbox.len())
 	})
 }
 
@@ -1286,5 +1286,5 @@ func TestHostThatDoesNotDriveKeepsNoProgress(t *testing.T) {
 	}
 	h.Deliver(Observation{Kind: SwactorJoined, Node: "w-0", Attempt: 1, Session: "s"})
 	h.Deliver(Observation{Kind: BootstrapProgress, Node: "w-0", Attempt: 1, Session: "s", Stage: BootstrapStageClosed})
-	require.Len(t, h.driver.inbox, 2)
+	require.Equal(t, 2, h.driver.inbox.len())
 }

@@ -369,7 +369,7 @@ func dtCheckLaw(t require.TestingT, d *ClusterDriver) {
 	for _, list := range [][]*node{d.spareHot} {
 		require.Empty(t, list)
 	}
-	require.Empty(t, d.spare)
+	require.Zero(t, d.folding.len())
 	require.Empty(t, d.steps)
 	require.Empty(t, d.notes)
 }

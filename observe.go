@@ -37,7 +37,7 @@ func (n *node) fold(o *Observation, p *RetryPolicy, now instant) NotAppliedReaso
 	var reason NotAppliedReason
 	switch o.Kind {
 	case OperationCompleted:
-		reason = n.foldCompletion(o.Completion, p, now)
+		reason = n.foldCompletion(&o.Completion, p, now)
 	case NodeLost:
 		reason = n.foldLost(o, p, now)
 	case BootstrapProgress, SwactorJoined, BootstrapFailed, BootstrapClosed:
@@ -53,13 +53,14 @@ func (n *node) fold(o *Observation, p *RetryPolicy, now instant) NotAppliedReaso
 
 // foldCompletion folds the end of an operation, once: only the pending one of
 // the current attempt counts (G2).
-func (n *node) foldCompletion(c Completion, p *RetryPolicy, now instant) NotAppliedReason {
-	if n.pending == NoOperation || c.Operation != n.pendingID() || c.Kind != n.pending {
+func (n *node) foldCompletion(given *Completion, p *RetryPolicy, now instant) NotAppliedReason {
+	if n.pending == NoOperation || given.Operation != n.pendingID() || given.Kind != n.pending {
 		return NotPending
 	}
 	resolving := n.resolving
 	n.pending, n.resolving, n.pendingSequence, n.pendingDeadline = NoOperation, false, 0, 0
-	if c = c.judged(); c.Class == ClassNone {
+	c := given.judged()
+	if c.Class == ClassNone {
 		n.nextEffectAt = 0
 	}
 	switch c.Kind {
@@ -67,22 +68,22 @@ func (n *node) foldCompletion(c Completion, p *RetryPolicy, now instant) NotAppl
 		if !resolving {
 			n.lastCreateAt = now
 		}
-		n.foldCreate(c, p, now)
+		n.foldCreate(&c, p, now)
 	case LookupEndpoint:
-		n.foldLookup(c, p, now)
+		n.foldLookup(&c, p, now)
 	case StartBootstrap:
-		n.foldStart(c, resolving, p, now)
+		n.foldStart(&c, resolving, p, now)
 	case BootstrapConvergenceObserved:
-		n.foldConvergence(c, p, now)
+		n.foldConvergence(&c, p, now)
 	case CancelBootstrap:
-		n.foldCancel(c, p, now)
+		n.foldCancel(&c, p, now)
 	case DestroyLease:
-		n.foldDestroy(c, p, now)
+		n.foldDestroy(&c, p, now)
 	}
 	return ""
 }
 
-func (n *node) foldCreate(c Completion, p *RetryPolicy, now instant) {
+func (n *node) foldCreate(c *Completion, p *RetryPolicy, now instant) {
 	switch c.Class {
 	case ClassNone:
 		n.resolved(CreateLease)
@@ -115,7 +116,7 @@ func (n *node) foldCreate(c Completion, p *RetryPolicy, now instant) {
 	}
 }
 
-func (n *node) foldLookup(c Completion, p *RetryPolicy, now instant) {
+func (n *node) foldLookup(c *Completion, p *RetryPolicy, now instant) {
 	switch c.Class {
 	case ClassNone:
 		if c.Endpoint == nil {
@@ -137,7 +138,7 @@ func (n *node) foldLookup(c Completion, p *RetryPolicy, now instant) {
 	}
 }
 
-func (n *node) foldStart(c Completion, resolving bool, p *RetryPolicy, now instant) {
+func (n *node) foldStart(c *Completion, resolving bool, p *RetryPolicy, now instant) {
 	switch c.Class {
 	case ClassNone:
 		n.resolved(StartBootstrap)
@@ -167,7 +168,7 @@ func (n *node) foldStart(c Completion, resolving bool, p *RetryPolicy, now insta
 	}
 }
 
-func (n *node) foldConvergence(c Completion, p *RetryPolicy, now instant) {
+func (n *node) foldConvergence(c *Completion, p *RetryPolicy, now instant) {
 	if n.ready { // the hand-off overtook the call: its answer matters no more
 		if c.Class == ClassLeaseLost {
 			n.lose(c.Message, c.RetryAfter, p, now)
@@ -187,7 +188,7 @@ func (n *node) foldConvergence(c Completion, p *RetryPolicy, now instant) {
 	}
 }
 
-func (n *node) foldCancel(c Completion, p *RetryPolicy, now instant) {
+func (n *node) foldCancel(c *Completion, p *RetryPolicy, now instant) {
 	switch c.Class {
 	case ClassNone:
 		n.cleanedUp()
@@ -203,7 +204,7 @@ func (n *node) foldCancel(c Completion, p *RetryPolicy, now instant) {
 	}
 }
 
-func (n *node) foldDestroy(c Completion, p *RetryPolicy, now instant) {
+func (n *node) foldDestroy(c *Completion, p *RetryPolicy, now instant) {
 	switch c.Class {
 	case ClassNone, ClassLeaseLost:
 		n.cleanedUp()
@@ -346,7 +347,7 @@ func (n *node) fail(reason string, retryAfter time.Duration, p *RetryPolicy, now
 
 // failUnlessDeleting: a node that is being deleted cannot fail any more, and
 // nothing has to wait for it.
-func (n *node) failUnlessDeleting(c Completion, p *RetryPolicy, now instant) {
+func (n *node) failUnlessDeleting(c *Completion, p *RetryPolicy, now instant) {
 	if n.intent == Active {
 		n.fail(c.describe(), c.RetryAfter, p, now)
 	}
@@ -354,7 +355,7 @@ func (n *node) failUnlessDeleting(c Completion, p *RetryPolicy, now instant) {
 
 // backOff counts a failed try and stores when the next one may be made. A
 // failed attempt that is not yet being deleted counts nothing more.
-func (n *node) backOff(c Completion, p *RetryPolicy, now instant) {
+func (n *node) backOff(c *Completion, p *RetryPolicy, now instant) {
 	count := &n.failures
 	if n.intent == Deleting {
 		count = &n.cleanupFailures
@@ -463,7 +464,7 @@ func limit(now instant, timeout time.Duration) instant {
 }
 
 // describe says in words how the operation ended.
-func (c Completion) describe() string {
+func (c *Completion) describe() string {
 	if c.Message == "" {
 		return c.Kind.String() + ": " + c.Class.String()
 	}

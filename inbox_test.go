@@ -1,0 +1,38 @@
+package provisioning
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestInboxKeepsOrderOverBlocks(t *testing.T) {
+	var b inbox
+	for round := range 3 {
+		for i := range uint64(3*inboxBlock + round) {
+			b.put(&Observation{StdoutSequence: i})
+		}
+		require.Equal(t, 3*inboxBlock+round, b.len())
+		next := uint64(0)
+		for _, block := range b.blocks {
+			require.NotEmpty(t, block)
+			for _, o := range block {
+				require.Equal(t, next, o.StdoutSequence)
+				next++
+			}
+		}
+		b.empty()
+		require.Zero(t, b.len())
+		require.LessOrEqual(t, len(b.spare), spareBlocks)
+	}
+	for range (spareBlocks + 5) * inboxBlock {
+		b.put(&Observation{Reason: "text"})
+	}
+	b.empty()
+	require.Len(t, b.spare, spareBlocks, "a burst leaves no more than that behind")
+	for _, block := range b.spare {
+		for _, o := range block[handful:inboxBlock] {
+			require.Zero(t, o)
+		}
+	}
+}
