@@ -85,9 +85,11 @@ func peersPlan(sizes []int) (plan []child) {
 		if slices.Contains(peerSizes(sizes), n) {
 			plan = append(plan,
 				child{binary: ours, pattern: fmt.Sprintf("^BenchmarkEventOneAtATime$/^ours$/^N=%d$", n)},
-				child{binary: controller, pattern: fmt.Sprintf("^BenchmarkControllerRuntime$/^workqueue$/^N=%d$", n)},
-				child{binary: controller, pattern: fmt.Sprintf("^BenchmarkControllerRuntime$/^priority$/^N=%d$", n)},
+				child{binary: ours, pattern: fmt.Sprintf("^BenchmarkConvergeBatched$/^ours$/^N=%d$", n)},
 			)
+			for _, subject := range []string{"workqueue-one-at-a-time", "priority-one-at-a-time", "workqueue-as-they-come", "priority-as-they-come"} {
+				plan = append(plan, child{binary: controller, pattern: fmt.Sprintf("^BenchmarkControllerRuntime$/^%s$/^N=%d$", subject, n)})
+			}
 		}
 		plan = append(plan,
 			child{binary: ours, pattern: fmt.Sprintf("^BenchmarkScheduleOverhead$/^N=%d$", n)},

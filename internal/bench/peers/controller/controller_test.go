@@ -56,6 +56,11 @@ type cluster struct {
 	ready   int
 	events  int
 
+	// One event at a time: the next comes when this one has been reconciled.
+	oneAtATime bool
+	awaited    reconcile.Request
+	reconciled chan struct{}
+
 	asked  chan struct{} // holds a value while there may be effects
 	queue  workqueue.TypedRateLimitingInterface[reconcile.Request]
 	finish chan struct{} // closed when all nodes are ready and no event is to come
@@ -78,6 +83,10 @@ func (c *cluster) Reconcile(_ context.Context, r reconcile.Request) (reconcile.R
 		n.ready, n.session = true, ""
 		c.ready++
 		c.mayFinish()
+	}
+	if c.oneAtATime && r == c.awaited {
+		c.awaited = reconcile.Request{}
+		c.reconciled <- struct{}{} // has room: nobody else is awaited
 	}
 	return reconcile.Result{}, nil
 }
@@ -143,8 +152,14 @@ func (c *cluster) event(e effect, see func(*node)) {
 	}
 	c.events++
 	c.mayFinish()
+	if c.oneAtATime {
+		c.awaited = e.request
+	}
 	c.mu.Unlock()
 	c.queue.Add(e.request)
+	if c.oneAtATime {
+		<-c.reconciled
+	}
 }
 
 // queues are the two that controller-runtime has. Without a name they have no
@@ -162,8 +177,9 @@ var queues = []struct {
 }
 
 // climb brings n nodes up, through the queue at that place in queues.
-func climb(tb testing.TB, n, queue int) *cluster {
-	c := &cluster{nodes: make(map[types.NamespacedName]*node), asked: make(chan struct{}, 1), finish: make(chan struct{})}
+func climb(tb testing.TB, n, queue int, oneAtATime bool) *cluster {
+	c := &cluster{nodes: make(map[types.NamespacedName]*node), asked: make(chan struct{}, 1), finish: make(chan struct{}),
+		oneAtATime: oneAtATime, reconciled: make(chan struct{}, 1)}
 	skip := true
 	ctl, err := controller.NewTypedUnmanaged("climb", controller.TypedOptions[reconcile.Request]{
 		Reconciler: c, NewQueue: queues[queue].make, SkipNameValidation: &skip, Logger: logr.Discard(),
@@ -211,26 +227,35 @@ func (c *cluster) digest() uint32 {
 	return digest.Sum()
 }
 
-// BenchmarkControllerRuntime climbs as BenchmarkEventOneAtATime of the library
-// does, with the same events and the same digest in the end.
+// BenchmarkControllerRuntime climbs with the same events and to the same digest
+// as the library's own subjects: one event at a time, as its
+// BenchmarkEventOneAtATime does, or as they come, when the queue makes one
+// reconcile of the events of a node that have gathered, as its
+// BenchmarkConvergeBatched does.
 func BenchmarkControllerRuntime(b *testing.B) {
 	for queue := range queues {
-		b.Run(queues[queue].name, func(b *testing.B) {
-			for _, n := range sizes {
-				b.Run(fmt.Sprintf("N=%d", n), func(b *testing.B) {
-					var c *cluster
-					runtime.GC()
-					b.ResetTimer()
-					start := measure.CPUTime()
-					for range b.N {
-						c = climb(b, n, queue)
-					}
-					b.ReportMetric(float64(measure.CPUTime()-start)/float64(b.N*n*eventsPerNode), "cpu-ns/event")
-					b.StopTimer()
-					b.ReportMetric(float64(c.digest()), "digest")
-				})
+		for _, oneAtATime := range []bool{true, false} {
+			pace := "as-they-come"
+			if oneAtATime {
+				pace = "one-at-a-time"
 			}
-		})
+			b.Run(queues[queue].name+"-"+pace, func(b *testing.B) {
+				for _, n := range sizes {
+					b.Run(fmt.Sprintf("N=%d", n), func(b *testing.B) {
+						var c *cluster
+						runtime.GC()
+						b.ResetTimer()
+						start := measure.CPUTime()
+						for range b.N {
+							c = climb(b, n, queue, oneAtATime)
+						}
+						b.ReportMetric(float64(measure.CPUTime()-start)/float64(b.N*n*eventsPerNode), "cpu-ns/event")
+						b.StopTimer()
+						b.ReportMetric(float64(c.digest()), "digest")
+					})
+				}
+			})
+		}
 	}
 }
 
@@ -244,8 +269,10 @@ func TestClimb(t *testing.T) {
 		want.Add(measure.Node{ID: id, Lease: "lease-" + id, Host: "host-" + id, Agent: "agent-" + id, Attempt: uint64(i + 1), Operations: 3, Ready: true})
 	}
 	for queue := range queues {
-		if c := climb(t, n, queue); c.digest() != want.Sum() {
-			t.Errorf("%s: digest %d, not %d", queues[queue].name, c.digest(), want.Sum())
+		for _, oneAtATime := range []bool{true, false} {
+			if c := climb(t, n, queue, oneAtATime); c.digest() != want.Sum() {
+				t.Errorf("%s, one at a time: %v: digest %d, not %d", queues[queue].name, oneAtATime, c.digest(), want.Sum())
+			}
 		}
 	}
 }
