@@ -50,6 +50,8 @@ var (
 	// moment the driver's clock cannot express (1900 to 2191). Nothing was
 	// folded and nothing decided.
 	ErrClockExhausted = errors.New("provisioning: the clock is out of range")
+	// ErrUnknownSlot: there is no such slot, or it has not begun.
+	ErrUnknownSlot = errors.New("provisioning: there is no such slot")
 	// ErrNotQuiescent: passes kept making further passes necessary all by
 	// themselves. It is a fault of this library.
 	ErrNotQuiescent = errors.New("provisioning: passes do not come to rest")
@@ -322,6 +324,31 @@ func (d *ClusterDriver) Deliver(o Observation) {
 	d.in.Unlock()
 }
 
+// Replace ends the attempt that a slot has now, on purpose, and queues a pass:
+// what it holds is cleaned up and a fresh attempt follows. It counts as a failure
+// of the attempt, so the next one waits as it does after any other, and the reason
+// is kept as why it failed.
+//
+// It returns the attempt that it has named. By the time the pass folds it that
+// attempt may be over, or be given up already; then it changes nothing. So asking
+// twice does no harm, and whoever must not hit a later attempt when asking again
+// delivers a [ReplaceRequested] with the attempt they mean. The error is
+// [ErrUnknownSlot].
+func (d *ClusterDriver) Replace(id LogicalNodeID, reason string) (NodeAttemptID, error) {
+	d.world.RLock()
+	n := d.state.byName[id]
+	var attempt NodeAttemptID
+	if n != nil {
+		attempt = n.attempt
+	}
+	d.world.RUnlock()
+	if n == nil {
+		return 0, fmt.Errorf("%w: %s", ErrUnknownSlot, id)
+	}
+	d.Deliver(Observation{Kind: ReplaceRequested, Node: id, Attempt: attempt, Reason: reason})
+	return attempt, nil
+}
+
 // Trigger queues a pass. Any number of triggers make one.
 func (d *ClusterDriver) Trigger() {
 	d.in.Lock()
@@ -420,6 +447,22 @@ func (d *ClusterDriver) Node(id LogicalNodeID) (ManagedNode, bool) {
 	d.world.RLock()
 	defer d.world.RUnlock()
 	return d.state.Node(id)
+}
+
+// isReady reports whether a slot is wished for, and whether it is ready with the
+// exact spec of the latest wish.
+func (d *ClusterDriver) isReady(id LogicalNodeID) (wished, ready bool) {
+	d.in.Lock()
+	wish := d.accepted
+	d.in.Unlock()
+	want := wish.find(id)
+	if want == nil {
+		return false, false
+	}
+	d.world.RLock()
+	defer d.world.RUnlock()
+	n := d.state.byName[id]
+	return true, n != nil && n.ready && sameTemplate(n.template, want)
 }
 
 // Plan returns what Decide says now about the state as it is and the latest

@@ -71,7 +71,7 @@ func (d *ClusterDriver) explain(id LogicalNodeID, wish *Desired, at instant) (Ex
 	defer d.world.RUnlock()
 	n := d.state.byName[id]
 	if n == nil {
-		if !wish.names(id) {
+		if wish.find(id) == nil {
 			return Explanation{}, false
 		}
 		e := Explanation{Node: id, Now: at.time(), Decision: NodeDecision{Rule: ladder[0].Rule, Action: ladder[0].action}}
@@ -109,9 +109,10 @@ func (d *ClusterDriver) noAttempt(action ActionKind) error {
 	return err
 }
 
-// names reports whether the wish has a slot of that name. A name is not taken
-// apart: the one slot of each group that could bear it is named and compared.
-func (d *Desired) names(id LogicalNodeID) bool {
+// find returns the template of the slot of that name, nil if the wish has none. A
+// name is not taken apart: the one slot of each group that could bear it is named
+// and compared.
+func (d *Desired) find(id LogicalNodeID) *template {
 	for i := range d.groups {
 		g := &d.groups[i]
 		rest, ok := strings.CutPrefix(string(id), string(g.id)+"-")
@@ -119,10 +120,10 @@ func (d *Desired) names(id LogicalNodeID) bool {
 			continue
 		}
 		if index, err := strconv.Atoi(rest); err == nil && index >= 0 && index < g.count && NewLogicalNodeID(g.id, index) == id {
-			return true
+			return g.template
 		}
 	}
-	return false
+	return nil
 }
 
 // String explains the slot in one sentence.

@@ -57,12 +57,14 @@ var (
 	ErrDraining = errors.New("provisioning: the host is draining")
 	// ErrSuperseded: a later generation is wished for than the one waited for.
 	ErrSuperseded = errors.New("provisioning: a later generation is wished for")
+	// ErrNotDesired: the latest wish has no such slot.
+	ErrNotDesired = errors.New("provisioning: the slot is not wished for")
 )
 
 // Host is the loop around a driver and an executor: clock, timer, wake-ups,
 // shutdown. All methods are safe for concurrent use, and but for Run, Drain,
-// Close and WaitConverged, which wait for passes and calls, also from OnEvent
-// and from the backend.
+// Close, WaitConverged and WaitReady, which wait for passes and calls, also from
+// OnEvent and from the backend.
 type Host struct {
 	driver   *ClusterDriver
 	executor *Executor
@@ -144,6 +146,29 @@ func (h *Host) UpdateDesired(shape ClusterShape) error {
 	h.rouse()
 	h.tell() // who waits for an earlier generation waits in vain
 	return nil
+}
+
+// PlanUpdate returns what UpdateDesired would change if it were offered shape
+// now; see [ClusterDriver.PlanUpdate]. The refusals are those of UpdateDesired.
+func (h *Host) PlanUpdate(shape ClusterShape) (UpdatePlan, error) {
+	if h.closed.Load() {
+		return UpdatePlan{}, ErrHostClosed
+	}
+	return h.driver.PlanUpdate(shape, h.clock.Now())
+}
+
+// Replace ends the attempt that a slot has now, on purpose, and wakes the loop;
+// see [ClusterDriver.Replace]. The errors are [ErrUnknownSlot] and
+// [ErrHostClosed].
+func (h *Host) Replace(id LogicalNodeID, reason string) (NodeAttemptID, error) {
+	if h.closed.Load() {
+		return 0, ErrHostClosed
+	}
+	attempt, err := h.driver.Replace(id, reason)
+	if err == nil {
+		h.rouse()
+	}
+	return attempt, err
 }
 
 func (h *Host) rouse() {
@@ -283,6 +308,20 @@ func (h *Host) WaitConverged(ctx context.Context, generation uint64) error {
 			return false, fmt.Errorf("%w: %d, waited for %d", ErrSuperseded, latest, generation)
 		}
 		return h.driver.Converged(generation), nil
+	})
+}
+
+// WaitReady waits until a slot is ready with the exact spec of the latest wish,
+// also of one that is accepted while it waits. It returns [ErrNotDesired] once
+// the latest wish has no such slot, [ErrHostClosed] if the host is closed before
+// the slot is ready, and the cause of ctx when that is done.
+func (h *Host) WaitReady(ctx context.Context, id LogicalNodeID) error {
+	return h.await(ctx, func() (bool, error) {
+		wished, ready := h.driver.isReady(id)
+		if !wished {
+			return false, fmt.Errorf("%w: %s", ErrNotDesired, id)
+		}
+		return ready, nil
 	})
 }
 

@@ -196,12 +196,15 @@ const (
 	BootstrapClosed
 	// NodeLost says that the machine is dead or gone. It needs no session.
 	NodeLost
+	// ReplaceRequested says that an operator wants another attempt in the
+	// place of this one; see [ClusterDriver.Replace]. It needs no session.
+	ReplaceRequested
 
 	observationKinds
 )
 
 var observationNames = [...]string{"none", "OperationCompleted", "BootstrapProgress", "SwactorJoined", "BootstrapFailed",
-	"BootstrapClosed", "NodeLost"}
+	"BootstrapClosed", "NodeLost", "ReplaceRequested"}
 
 // String returns the name of the observation.
 func (k ObservationKind) String() string { return nameOf(observationNames[:], k) }
@@ -215,20 +218,20 @@ func (k *ObservationKind) UnmarshalText(text []byte) error {
 }
 
 // Observation is one thing that was seen of one attempt: the end of an
-// operation, or something its bootstrap stream said. It is a plain value;
+// operation, something its bootstrap stream said, or what an operator wants. It is a plain value;
 // which fields count depends on Kind. An observation decides nothing: it is
 // folded into the observed state, and the next pass looks at that.
 type Observation struct {
 	Kind    ObservationKind    `json:"kind"`
 	Node    LogicalNodeID      `json:"node"`
 	Attempt NodeAttemptID      `json:"attempt"`
-	Session BootstrapSessionID `json:"session,omitempty"` // of all stream observations but NodeLost
+	Session BootstrapSessionID `json:"session,omitempty"` // of what a bootstrap reports, but for NodeLost
 
 	Stage          BootstrapStage `json:"stage,omitempty"`          // BootstrapProgress
 	StdoutSequence uint64         `json:"stdoutSequence,omitempty"` // BootstrapProgress
 	StderrSequence uint64         `json:"stderrSequence,omitempty"` // BootstrapProgress
 	Swactor        SwactorID      `json:"swactor,omitempty"`        // SwactorJoined
-	Reason         string         `json:"reason,omitempty"`         // BootstrapFailed, NodeLost
+	Reason         string         `json:"reason,omitempty"`         // BootstrapFailed, NodeLost, ReplaceRequested
 
 	Completion Completion `json:"completion,omitzero"` // OperationCompleted
 }

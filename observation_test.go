@@ -23,7 +23,7 @@ func TestNamesOfEnums(t *testing.T) {
 		"BootChecking", "SwactorStarting", "WaitingForSwactorJoin", "Converged", "Closed", "Cancelled",
 		"SSHConnectFailed", "BootCheckFailed", "StartFailed", "SwactorJoinFailed", "StreamError")
 	testNames[ObservationKind](t, "observation", "none", "OperationCompleted", "BootstrapProgress", "SwactorJoined",
-		"BootstrapFailed", "BootstrapClosed", "NodeLost")
+		"BootstrapFailed", "BootstrapClosed", "NodeLost", "ReplaceRequested")
 
 	require.Len(t, operationNames, int(operationKinds))
 	require.Len(t, classNames, int(failureClasses))

@@ -21,6 +21,7 @@ const (
 	AlreadyFailed      NotAppliedReason = "the attempt has already failed"
 	AlreadyJoined      NotAppliedReason = "this agent has already joined"
 	AnotherJoined      NotAppliedReason = "another agent joined first"
+	AlreadyDeleting    NotAppliedReason = "the attempt is already being given up"
 	NoLeaseHeld        NotAppliedReason = "no lease is held"
 	HeldForSession     NotAppliedReason = "held until its session is on record"
 	UnknownObservation NotAppliedReason = "no known observation"
@@ -40,6 +41,8 @@ func (n *node) fold(o *Observation, p *RetryPolicy, now instant) NotAppliedReaso
 		reason = n.foldCompletion(&o.Completion, p, now)
 	case NodeLost:
 		reason = n.foldLost(o, p, now)
+	case ReplaceRequested:
+		reason = n.foldReplace(o, p, now)
 	case BootstrapProgress, SwactorJoined, BootstrapFailed, BootstrapClosed:
 		reason = n.foldStream(o, p, now)
 	default:
@@ -316,6 +319,26 @@ func (n *node) lose(reason string, retryAfter time.Duration, p *RetryPolicy, now
 		text += ": " + reason
 	}
 	n.fail(text, retryAfter, p, now)
+}
+
+// foldReplace ends an attempt because somebody said so. It is a failure like any
+// other: what is left is cleaned up at once, and the next attempt waits the delay
+// of one failure more, so that asking again and again buys no machines in a hot
+// loop. A failure it counts as, but not as a machine that died young: what was
+// before it became ready is over.
+func (n *node) foldReplace(o *Observation, p *RetryPolicy, now instant) NotAppliedReason {
+	switch {
+	case n.intent == Deleting:
+		return AlreadyDeleting
+	case n.stage == StageFailed:
+		return AlreadyFailed
+	}
+	text := "replaced by an operator"
+	if o.Reason != "" {
+		text += ": " + o.Reason
+	}
+	n.fail(text, 0, p, now)
+	return ""
 }
 
 // foldStageDeadline ends an attempt that is out of time.
