@@ -82,6 +82,19 @@ func (c *capacity) forget(n *node) {
 	c.byAge.Remove(n)
 }
 
+// leaveGrowing takes those out that are not being cleaned up, and returns them.
+func (c *capacity) leaveGrowing() []*node {
+	var left []*node
+	for class := leasedPlace; class < placeClasses && c.limit > 0; class++ {
+		for c.byClass[class].Len() > 0 {
+			n, _ := c.byClass[class].Min()
+			c.forget(n)
+			left = append(left, n)
+		}
+	}
+	return left
+}
+
 // choose gives out the free places.
 func (c *capacity) choose() []*node {
 	var chosen []*node

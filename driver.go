@@ -74,6 +74,7 @@ type ClusterDriver struct {
 	inbox     inbox
 	accepted  *Desired // the latest wish
 	draining  bool     // and it is the last one
+	paused    bool     // growth is to stop
 	triggered bool     // a pass is queued, by somebody
 	dirty     bool     // a pass is queued, by the last pass itself
 	running   bool
@@ -94,6 +95,7 @@ type ClusterDriver struct {
 	deadlines *pqueue.Queue[*node]
 	hot       []*node // to be decided in the next pass
 	missing   []slot  // desired slots that are not in the state
+	pause     pause
 	capacity  capacity
 	pass      uint64
 	ownDirt   bool // this pass needs another one
@@ -467,7 +469,7 @@ func (d *ClusterDriver) isReady(id LogicalNodeID) (wished, ready bool) {
 
 // Plan returns what Decide says now about the state as it is and the latest
 // wish. It changes nothing. What was delivered and not yet folded does not
-// count, nor do deadlines of operations and stages, and MaxInFlight.
+// count, nor do deadlines of operations and stages, MaxInFlight, and a pause.
 func (d *ClusterDriver) Plan(now time.Time) Plan {
 	tick := d.tickAt(now)
 	d.in.Lock()
@@ -543,6 +545,7 @@ func (d *ClusterDriver) drive(now time.Time, executor EffectExecutor) (outcome p
 	d.world.Lock()
 	d.stats.Passes++
 	d.takeWish()
+	d.takePause(at)
 	d.foldInbox(at) // 1. fold what was delivered, in order
 	d.heatDue(at)
 	slices.SortFunc(d.hot, compareNodes)
@@ -555,7 +558,7 @@ func (d *ClusterDriver) drive(now time.Time, executor EffectExecutor) (outcome p
 		}
 	}
 	for _, n := range d.hot { // 3. end attempts that are out of time
-		if n.stageOverdue(at) {
+		if n.stageOverdue(at) && !d.isHeld(n) {
 			before := d.outline(n)
 			n.foldStageDeadline(n.group.wish.policy, at)
 			d.noteChanges(n, before, at)
@@ -619,7 +622,7 @@ func (d *ClusterDriver) begin(now time.Time, executor EffectExecutor) (at instan
 	}
 	d.running, d.triggered, d.dirty = true, false, false
 	d.inbox, d.folding = d.folding, d.inbox
-	d.wish, d.executor = d.accepted, executor
+	d.wish, d.executor, d.pause.asked = d.accepted, executor, d.paused
 	return at, !asked, nil
 }
 
@@ -730,6 +733,7 @@ func (d *ClusterDriver) takeWish() {
 		}
 		d.dropIfEmpty(g)
 	}
+	d.pause.forgetUnwanted()
 	d.working = d.wish
 }
 
@@ -859,7 +863,17 @@ func (d *ClusterDriver) decideHot(at instant) []step {
 		} else {
 			s.slot, missing = missing[0], missing[1:]
 		}
-		s.decision = decide(s.node, s.group.wish.want.wants(s.index), at)
+		want := s.group.wish.want.wants(s.index)
+		s.decision = decide(s.node, want, at)
+		if d.pause.halted && s.grows(s.node, want) {
+			if s.node == nil {
+				d.holdBackSlot(s.slot)
+				continue
+			}
+			d.capacity.forget(s.node)
+			d.settle(s.node, s.decision, at)
+			continue
+		}
 		if s.action == Insert || s.action == Restart {
 			s.begins, s.fault = attempts.take()
 		}
@@ -939,6 +953,7 @@ func (d *ClusterDriver) apply(steps []step, at instant) (effects []dispatch, ove
 			d.note(Event{Kind: EventDestroyed, At: at.time(), Node: n.id, Attempt: n.attempt})
 		case Reap:
 			d.deadlines.Remove(n) // it counts for nothing any more and is in no other queue
+			delete(d.pause.nodes, n)
 			d.state.remove(n)
 			d.dropIfEmpty(n.group)
 			d.note(Event{Kind: EventReaped, At: at.time(), Node: n.id, Attempt: n.attempt})
@@ -1038,17 +1053,28 @@ func (d *ClusterDriver) submit(effects []dispatch, executor EffectExecutor, at i
 	return next
 }
 
-// settle brings up to date what the driver keeps about a node: when it wakes,
-// and whether it counts as converged and as ready.
+// settle brings up to date what the driver keeps about a node: whether a pause
+// holds it back, when it wakes, and whether it counts as converged and as ready.
 func (d *ClusterDriver) settle(n *node, now decision, at instant) {
-	if wake := now.wakeAt(n, at); wake == 0 {
+	want := n.group.wish.want.wants(int(n.index))
+	held := d.pause.halted && now.grows(n, want)
+	if held {
+		d.holdBack(n, at)
+	} else {
+		d.letGo(n, at)
+	}
+	wake := now.wakeAt(n, at)
+	if held {
+		wake = n.wakeWhileHeld(at)
+	}
+	if wake == 0 {
 		d.deadlines.Remove(n)
 	} else if wake != n.wakesAt || n.deadlineAt == 0 {
 		n.wakesAt = wake
 		d.deadlines.Put(n)
 	}
 	d.settled += recount(&n.settled, now.Number == ruleSteady)
-	d.ready += recount(&n.counted, n.ready && sameTemplate(n.template, n.group.wish.want.wants(int(n.index))))
+	d.ready += recount(&n.counted, n.ready && sameTemplate(n.template, want))
 }
 
 const ruleAwaitOperation, ruleSteady = 5, 11

@@ -43,10 +43,14 @@ const (
 	EventUpdateRefused
 	// EventFault: a slot cannot go on, for Event.Err.
 	EventFault
+	// EventPaused and EventResumed: growth is to stop, or to go on.
+	EventPaused
+	EventResumed
 )
 
 var eventNames = [...]string{"none", "Pass", "Fold", "NotApplied", "Dispatch", "Stage", "AttemptStarted", "AttemptFailed",
-	"Ready", "Deleting", "GivenUp", "Destroyed", "Reaped", "UpdateAccepted", "UpdateRefused", "Fault"}
+	"Ready", "Deleting", "GivenUp", "Destroyed", "Reaped", "UpdateAccepted", "UpdateRefused", "Fault",
+	"Paused", "Resumed"}
 
 // String returns the name of the event.
 func (k EventKind) String() string { return nameOf(eventNames[:], k) }

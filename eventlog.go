@@ -11,7 +11,8 @@ import (
 //
 // Levels: a fault is an error. A failed attempt, a step given up and a refused
 // update are warnings. Info tells the life of the nodes: attempts begun, ready,
-// deleted, destroyed and reaped, accepted updates, and operations that failed.
+// deleted, destroyed and reaped, accepted updates, pauses, and operations that
+// failed.
 // All else is debug: passes, dispatches, stages, and observations, applied or
 // not. An event below the level of the handler costs one question and no
 // allocation.
@@ -62,7 +63,8 @@ func (e *Event) level() slog.Level {
 		return slog.LevelError
 	case EventAttemptFailed, EventGivenUp, EventUpdateRefused:
 		return slog.LevelWarn
-	case EventAttemptStarted, EventReady, EventDeleting, EventDestroyed, EventReaped, EventUpdateAccepted:
+	case EventAttemptStarted, EventReady, EventDeleting, EventDestroyed, EventReaped, EventUpdateAccepted,
+		EventPaused, EventResumed:
 		return slog.LevelInfo
 	case EventFold:
 		if e.Class != ClassNone {

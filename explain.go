@@ -24,7 +24,8 @@ type Explanation struct {
 	Now   time.Time
 	Since time.Time
 	// EndsAt is when an attempt on its way up is out of time, whatever it waits
-	// for; zero where nothing limits it. It too is in the driver's clock.
+	// for; zero where nothing limits it. It too is in the driver's clock. While
+	// Paused holds it moves on with Now.
 	EndsAt time.Time
 	// Pending is the operation in flight.
 	Pending   OperationKind
@@ -39,6 +40,8 @@ type Explanation struct {
 	Unresolved OperationKind
 	// GivenUp is a cancel or start that was given up at CancelLimit.
 	GivenUp OperationKind
+	// Paused: a pause holds back what the ladder says.
+	Paused bool
 	// LeftOut: it wants to dispatch and MaxInFlight leaves no place.
 	LeftOut bool
 	// StillRunning is a call of this attempt that has outlived its deadline
@@ -51,10 +54,10 @@ type Explanation struct {
 func (d *ClusterDriver) Explain(id LogicalNodeID, now time.Time) (Explanation, bool) {
 	at := d.tickAt(now)
 	d.in.Lock()
-	wish, executor := d.accepted, d.executor
+	wish, executor, paused := d.accepted, d.executor, d.paused
 	d.in.Unlock()
 
-	e, ok := d.explain(id, wish, at)
+	e, ok := d.explain(id, wish, paused, at)
 	if !ok || executor == nil {
 		return e, ok
 	}
@@ -66,7 +69,7 @@ func (d *ClusterDriver) Explain(id LogicalNodeID, now time.Time) (Explanation, b
 	return e, true
 }
 
-func (d *ClusterDriver) explain(id LogicalNodeID, wish *Desired, at instant) (Explanation, bool) {
+func (d *ClusterDriver) explain(id LogicalNodeID, wish *Desired, paused bool, at instant) (Explanation, bool) {
 	d.world.RLock()
 	defer d.world.RUnlock()
 	n := d.state.byName[id]
@@ -74,21 +77,23 @@ func (d *ClusterDriver) explain(id LogicalNodeID, wish *Desired, at instant) (Ex
 		if wish.find(id) == nil {
 			return Explanation{}, false
 		}
-		e := Explanation{Node: id, Now: at.time(), Decision: NodeDecision{Rule: ladder[0].Rule, Action: ladder[0].action}}
+		e := Explanation{Node: id, Now: at.time(), Decision: NodeDecision{Rule: ladder[0].Rule, Action: ladder[0].action}, Paused: paused}
 		e.Decision.Err = d.noAttempt(e.Decision.Action)
 		return e, true
 	}
+	want := wish.group(n.template.spec.GroupID).wants(int(n.index))
+	now := decide(n, want, at)
 	e := Explanation{
 		Node: id, Attempt: n.attempt, Stage: n.stage, Intent: n.intent, Now: at.time(),
-		Decision: decide(n, wish.group(n.template.spec.GroupID).wants(int(n.index)), at).export(n),
-		Pending:  n.pending, Failures: n.failures, LastError: n.lastError, Unresolved: n.ambiguous, GivenUp: n.givenUp,
+		Decision: now.export(n), Paused: paused && now.grows(n, want),
+		Pending: n.pending, Failures: n.failures, LastError: n.lastError, Unresolved: n.ambiguous, GivenUp: n.givenUp,
 		LeftOut: n.placeInAge != 0, FailedReason: n.failedReason,
 	}
 	if e.Decision.Err == nil {
 		e.Decision.Err = d.noAttempt(e.Decision.Action)
 	}
 	if n.growing() && !n.ready {
-		e.EndsAt = n.stageDeadline.time()
+		e.EndsAt = d.endOfStage(n, at).time()
 	}
 	if n.intent == Deleting && n.stage != StageDestroyed {
 		e.Failures = n.cleanupFailures
@@ -155,6 +160,8 @@ func (e Explanation) sentence() string {
 		return "the attempt is out of time: the next pass ends it"
 	case d.Err != nil:
 		return "cannot go on: " + d.Err.Error()
+	case e.Paused:
+		return "paused before " + e.whatIsHeldBack()
 	case e.LeftOut && d.Action == Dispatch:
 		return fmt.Sprintf("wants to dispatch %s and waits for a place: MaxInFlight is reached", d.Operation)
 	}
@@ -195,6 +202,18 @@ func (e Explanation) sentence() string {
 		return fmt.Sprintf("being deleted: will ask what came of %s", d.Operation)
 	}
 	return fmt.Sprintf("will dispatch %s", d.Operation)
+}
+
+func (e Explanation) whatIsHeldBack() string {
+	switch e.Decision.Action {
+	case Insert:
+		return "its first attempt"
+	case Restart:
+		return "a fresh attempt"
+	case BeginDelete:
+		return "it is replaced: it is ready and outdated"
+	}
+	return e.Decision.Operation.String()
 }
 
 // failuresSoFar tells of failures that may or may not be why a look-up waits: one

@@ -171,6 +171,18 @@ func (h *Host) Replace(id LogicalNodeID, reason string) (NodeAttemptID, error) {
 	return attempt, err
 }
 
+// Pause stops growth, see [ClusterDriver.Pause], and wakes the loop.
+func (h *Host) Pause() {
+	h.driver.Pause()
+	h.rouse()
+}
+
+// Resume ends a pause and wakes the loop.
+func (h *Host) Resume() {
+	h.driver.Resume()
+	h.rouse()
+}
+
 func (h *Host) rouse() {
 	select {
 	case h.wake <- struct{}{}:
@@ -413,6 +425,7 @@ type HostStatus struct {
 	Held       int       // slots that cost or may cost money
 	RequeueAt  time.Time // zero if no deadline is stored
 	Draining   bool
+	Paused     bool
 	Driver     DriverStats
 	Executor   ExecutorStats
 }
@@ -424,7 +437,7 @@ func (h *Host) Status() HostStatus {
 	s.Converged = h.driver.Converged(s.Generation)
 	s.Ready, s.Desired = h.driver.Progress()
 	s.RequeueAt, _ = h.driver.RequeueAt()
-	s.Draining = h.driver.isDraining()
+	s.Draining, s.Paused = h.driver.isDraining(), h.driver.Paused()
 	return s
 }
 

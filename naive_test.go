@@ -3,6 +3,7 @@ package provisioning
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -30,6 +31,9 @@ type dtNaive struct {
 	given     int                   // places given while somebody was left out
 	leftOut   map[LogicalNodeID]int // the pass since which it is left out
 	placeless map[OperationID]bool  // submitted and queued behind a call
+	paused    bool
+	halted    bool                        // the last pass went by a pause
+	held      map[LogicalNodeID]time.Time // held back by it, since
 }
 
 func dtNewNaive(shape ClusterShape, config Config) *dtNaive {
@@ -49,6 +53,7 @@ func dtNewNaive(shape ClusterShape, config Config) *dtNaive {
 		limit: config.MaxInFlight, accepted: accepted, triggered: true,
 		state:   &ClusterState{NextAttemptID: max(config.FirstAttempt, 1), byName: map[LogicalNodeID]*node{}},
 		leftOut: map[LogicalNodeID]int{}, placeless: map[OperationID]bool{},
+		held: map[LogicalNodeID]time.Time{},
 	}
 }
 
@@ -63,6 +68,42 @@ func (d *dtNaive) UpdateDesired(shape ClusterShape) error {
 func (d *dtNaive) Deliver(o Observation) { d.inbox, d.triggered = append(d.inbox, o), true }
 
 func (d *dtNaive) Trigger() { d.triggered = true }
+
+func (d *dtNaive) setPaused(paused bool) {
+	d.triggered = d.triggered || d.paused != paused
+	d.paused = paused
+}
+
+func (d *dtNaive) Replace(id LogicalNodeID, reason string) (NodeAttemptID, error) {
+	n := d.state.byName[id]
+	if n == nil {
+		return 0, fmt.Errorf("%w: %s", ErrUnknownSlot, id)
+	}
+	d.Deliver(Observation{Kind: ReplaceRequested, Node: id, Attempt: n.attempt, Reason: reason})
+	return n.attempt, nil
+}
+
+// holdsBack says what a pause is: nothing begins, nothing climbs, and nothing
+// that is ready goes down for a new spec.
+func (d *dtNaive) holdsBack(kind ActionKind, m ManagedNode) bool {
+	switch kind {
+	case Insert, Restart:
+		return d.halted
+	case Dispatch:
+		return d.halted && m.Intent == Active
+	case BeginDelete:
+		return d.halted && m.Record.Ready && dtWish(d.accepted, m.Record.Node) != nil
+	}
+	return false
+}
+
+// letGo gives the stage of a node the time back for which it was held.
+func (d *dtNaive) letGo(id LogicalNodeID) {
+	if n := d.state.byName[id]; n != nil && n.stageDeadline != 0 {
+		n.stageDeadline = nearestInstant(n.stageDeadline.time().Add(d.tick.Sub(d.held[id])))
+	}
+	delete(d.held, id)
+}
 
 func (d *dtNaive) feed(now time.Time) {
 	switch {
@@ -92,6 +133,12 @@ func (d *dtNaive) drive(now time.Time, executor EffectExecutor) bool {
 	d.triggered, d.dirty = false, false
 	d.passes++
 	desired, at := d.accepted, nearestInstant(d.tick)
+	d.halted = d.paused
+	for id := range d.held {
+		if !d.halted {
+			d.letGo(id)
+		}
+	}
 
 	for _, o := range d.inbox {
 		if n := d.state.byName[o.Node]; n != nil {
@@ -106,7 +153,7 @@ func (d *dtNaive) drive(now time.Time, executor EffectExecutor) bool {
 		}
 	}
 	for n := range d.state.inOrder() {
-		if n.intent == Active && n.stage != StageFailed && !n.ready && d.due(n.stageDeadline.time()) {
+		if n.intent == Active && n.stage != StageFailed && !n.ready && d.due(n.stageDeadline.time()) && d.held[n.id].IsZero() {
 			n.foldStageDeadline(d.policy(n.group.id), at)
 		}
 	}
@@ -120,6 +167,20 @@ func (d *dtNaive) drive(now time.Time, executor EffectExecutor) bool {
 		}
 	}
 	var candidates []Action
+	held := map[LogicalNodeID]bool{}
+	plan.Actions = slices.DeleteFunc(plan.Actions, func(a Action) bool {
+		m, _ := d.state.Node(a.Node)
+		held[a.Node] = d.holdsBack(a.Kind, m)
+		if held[a.Node] && d.held[a.Node].IsZero() {
+			d.held[a.Node] = d.tick
+		}
+		return held[a.Node]
+	})
+	for id := range d.held {
+		if !held[id] {
+			d.letGo(id)
+		}
+	}
 	for _, a := range plan.Actions {
 		n := d.state.byName[a.Node]
 		switch a.Kind {
@@ -232,7 +293,8 @@ func (d *dtNaive) dispatch(candidates []Action, executor EffectExecutor, at inst
 }
 
 // earliestWake is the earliest deadline after now that a decision waits for, or
-// that ends an attempt on its way up.
+// that ends an attempt on its way up. For what a pause holds back no stage ends,
+// but a call that goes on may.
 func (d *dtNaive) earliestWake() time.Time {
 	var earliest time.Time
 	consider := func(t time.Time) {
@@ -241,7 +303,14 @@ func (d *dtNaive) earliestWake() time.Time {
 		}
 	}
 	for m := range d.state.All() {
-		consider(DecideNode(&m, dtWish(d.accepted, m.Record.Node), d.tick).Until)
+		decision := DecideNode(&m, dtWish(d.accepted, m.Record.Node), d.tick)
+		if decision.Err == nil && d.holdsBack(decision.Action, m) {
+			if m.Pending != nil {
+				consider(m.Pending.Deadline)
+			}
+			continue
+		}
+		consider(decision.Until)
 		if m.Intent == Active && !m.Record.Ready {
 			consider(m.Retry.StageDeadline)
 		}
@@ -292,7 +361,7 @@ func dtCheckLaw(t require.TestingT, d *ClusterDriver) {
 	for _, s := range d.missing {
 		missing[s] = true
 	}
-	taken, settled, ready, waiting, wakes, pending := 0, 0, 0, 0, 0, 0
+	taken, settled, ready, waiting, wakes, pending, inPause := 0, 0, 0, 0, 0, 0, 0
 	var wake instant
 	for n := range d.state.inOrder() {
 		require.LessOrEqual(t, hot[n], 1, "%s is hot twice", n.id)
@@ -301,7 +370,14 @@ func dtCheckLaw(t require.TestingT, d *ClusterDriver) {
 		want := d.working.group(n.group.id).wants(int(n.index))
 		decision := decide(n, want, at)
 		left := d.capacity.limit > 0 && d.capacity.byAge.Contains(n)
-		if !n.hot && !left {
+		_, held := d.pause.nodes[n]
+		if holds := d.pause.halted && decision.grows(n, want); !n.hot {
+			require.Equal(t, holds, held, "%s is held back", n.id)
+		}
+		if held {
+			inPause++
+		}
+		if !n.hot && !left && !held {
 			require.Equal(t, NoAction, decision.action, "%s is not hot and wants %v", n.id, decision.Rule)
 		}
 		if left {
@@ -316,7 +392,11 @@ func dtCheckLaw(t require.TestingT, d *ClusterDriver) {
 		require.Same(t, n.group, d.state.group(n.group.id))
 		require.NotNil(t, n.group.wish.policy)
 		require.True(t, sameTemplate(want, n.group.wish.want.wants(int(n.index))), "the wish of %s", n.id)
-		if w := decision.wakeAt(n, at); w != 0 {
+		w := decision.wakeAt(n, at)
+		if held {
+			w = n.wakeWhileHeld(at)
+		}
+		if w != 0 {
 			wake = earliest(wake, w)
 			wakes++
 			require.NotZero(t, n.deadlineAt, n.id)
@@ -339,6 +419,13 @@ func dtCheckLaw(t require.TestingT, d *ClusterDriver) {
 		}
 	}
 	require.Empty(t, hot, "hot nodes that are not in the state")
+	require.Len(t, d.pause.nodes, inPause, "held nodes that are not in the state")
+	require.True(t, d.pause.halted || inPause == 0, "nothing is held back without a pause")
+	for s := range d.pause.slots {
+		require.True(t, d.pause.halted)
+		require.NotNil(t, s.group.wish.want.wants(s.index), "a slot that nobody wants is held back")
+		missing[s] = true
+	}
 	require.Equal(t, wakes, d.deadlines.Len())
 	require.Equal(t, taken, d.capacity.taken)
 	require.LessOrEqual(t, taken, pending)
@@ -565,10 +652,12 @@ func (w *dtTwins) pass() bool {
 	_, slots := w.real.Progress()
 	require.Equal(t, w.naive.accepted.Len(), slots)
 	plan := Decide(w.real.Snapshot(), w.naive.accepted, w.real.Clock(w.now))
-	require.Equal(t, !plan.RequeueAt.IsZero(), some)
+	require.True(t, w.naive.halted || plan.RequeueAt.IsZero() != some)
 	if some {
-		require.True(t, at.Equal(w.now.Add(plan.RequeueAt.Sub(w.real.Clock(w.now)))))
 		require.True(t, at.After(w.now), "a deadline that is due already makes the host spin")
+	}
+	if some && !w.naive.halted {
+		require.True(t, at.Equal(w.now.Add(plan.RequeueAt.Sub(w.real.Clock(w.now)))))
 	}
 	dtCheckLaw(t, w.real)
 	return true
@@ -631,7 +720,7 @@ func dtNewTwins(t *rapid.T) *dtTwins {
 // wander goes on for a random while, and then until nothing is left to do.
 func (w *dtTwins) wander() {
 	for range rapid.IntRange(1, 60).Draw(w.t, "steps") {
-		switch rapid.IntRange(0, 15).Draw(w.t, "step") {
+		switch rapid.IntRange(0, 18).Draw(w.t, "step") {
 		case 0:
 			w.update()
 		case 1, 2, 3, 4, 5:
@@ -650,11 +739,37 @@ func (w *dtTwins) wander() {
 			w.real.Trigger()
 			w.naive.Trigger()
 			w.pass()
+		case 16, 17:
+			w.pause()
+		case 18:
+			w.replace()
 		default:
 			w.until()
 		}
 	}
 	w.until()
+}
+
+// pause begins or ends a pause, mostly; sometimes it says what is so already.
+func (w *dtTwins) pause() {
+	paused := rapid.IntRange(0, 7).Draw(w.t, "as it is") == 0 == w.naive.paused
+	if paused {
+		w.real.Pause()
+	} else {
+		w.real.Resume()
+	}
+	w.naive.setPaused(paused)
+	require.Equal(w.t, paused, w.real.Paused())
+}
+
+// replace ends an attempt by hand, and sometimes asks for a slot that is not there.
+func (w *dtTwins) replace() {
+	group := rapid.SampledFrom(dtGroups).Draw(w.t, "group to replace in")
+	id := NewLogicalNodeID(group, rapid.IntRange(0, 3).Draw(w.t, "index to replace"))
+	want, refusal := w.naive.Replace(id, "by hand")
+	got, err := w.real.Replace(id, "by hand")
+	require.Equal(w.t, refusal, err)
+	require.Equal(w.t, want, got)
 }
 
 // TestProp_G1IncrementalDriverAgreesWithNaive: deciding only what is hot gives

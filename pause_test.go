@@ -1,0 +1,167 @@
+package provisioning
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func ctExplain(t *testing.T, d *ClusterDriver, id LogicalNodeID, now time.Time) string {
+	t.Helper()
+	e, ok := d.Explain(id, now)
+	require.True(t, ok)
+	return e.String()
+}
+
+// A pause of any length ends no attempt: while its next operation is held back
+// the deadline of its stage stands still, and nothing wakes the driver.
+func TestPauseStopsTheStageDeadline(t *testing.T) {
+	s := dtTell(t, Config{}, dtGroup("w", 1, "v1"))
+	s.climb(LookupEndpoint)
+	s.d.Pause()
+	s.d.Pause()
+	lookup := dtLast(t, s.x, LookupEndpoint)
+	s.drive()
+	require.Equal(t, lookup.Operation, dtNode(t, s.d, "w-0").Pending.ID, "what is in flight goes on")
+	s.now = s.now.Add(time.Minute)
+	s.d.Deliver(dtCompleted(lookup, dtSuccess(lookup)))
+	s.drive()
+	m := dtNode(t, s.d, "w-0")
+	require.Equal(t, StageEndpointKnown, m.Record.Stage, "and is folded")
+	require.Nil(t, m.Pending)
+	require.Len(t, s.x.submitted, 2)
+	_, some := s.d.RequeueAt()
+	require.False(t, some)
+	require.Equal(t, "w-0: paused before StartBootstrap [R16 start-bootstrap]", ctExplain(t, s.d, "w-0", s.now))
+
+	s.now = s.now.Add(48 * time.Hour)
+	require.False(t, s.d.TriggerIfDue(s.now))
+	s.d.Trigger()
+	require.Equal(t, 1, dtDrive(t, s.d, s.now, s.x), "no spin")
+	e, _ := s.d.Explain("w-0", s.now)
+	require.True(t, e.Paused)
+	require.Equal(t, s.d.Clock(s.now).Add(DefaultBootstrapTimeout), e.EndsAt)
+	s.d.Resume()
+	require.Equal(t, "w-0: will dispatch StartBootstrap [R16 start-bootstrap]", ctExplain(t, s.d, "w-0", s.now))
+	s.drive()
+	dtLast(t, s.x, StartBootstrap)
+	require.Equal(t, s.d.Clock(s.now).Add(DefaultBootstrapTimeout), dtNode(t, s.d, "w-0").Retry.StageDeadline)
+}
+
+// A bootstrap that runs is not held back, so its deadline is not either.
+func TestPauseLeavesARunningBootstrapItsDeadline(t *testing.T) {
+	s := dtTell(t, Config{}, dtGroup("w", 1, "v1"))
+	s.climb(StartBootstrap)
+	s.d.Pause()
+	s.end(StartBootstrap, ClassNone)
+	at, some := s.d.RequeueAt()
+	require.True(t, some)
+	require.True(t, at.Equal(s.now.Add(DefaultBootstrapTimeout)))
+	s.now = at
+	s.drive()
+	dtLast(t, s.x, CancelBootstrap)
+	s.end(CancelBootstrap, ClassNone)
+	s.end(DestroyLease, ClassNone) // the cleanup goes on
+	at, _ = s.d.RequeueAt()
+	s.now = at
+	s.drive()
+	require.Equal(t, "w-0: paused before a fresh attempt [R2 restart]", ctExplain(t, s.d, "w-0", s.now))
+	dtLast(t, s.x, DestroyLease)
+	s.d.Resume()
+	s.drive()
+	dtLast(t, s.x, CreateLease)
+}
+
+// What is ready keeps working while its replacement could not come; what is
+// unwanted goes, and what is new waits.
+func TestPauseDuringAnUpdate(t *testing.T) {
+	d := dtDriver(t, Config{MaxInFlight: 2}, dtGroup("w", 3, "v1"))
+	x := &dtExecutor{}
+	dtWorks(d, x)
+	dtDrive(t, d, dtStart, x)
+	dtKinds(x)
+	d.Pause()
+	require.NoError(t, d.UpdateDesired(dtShape(2, dtGroup("a", 1, "v1"), dtGroup("w", 2, "v2"))))
+	dtDrive(t, d, dtStart, x)
+	require.Equal(t, []string{"w-2 DestroyLease"}, dtKinds(x))
+	require.True(t, dtNode(t, d, "w-0").Record.Ready)
+	require.False(t, d.Converged(2))
+	require.Equal(t, "a-0: paused before its first attempt [R0 insert]", ctExplain(t, d, "a-0", dtStart))
+	require.Equal(t, "w-0: paused before it is replaced: it is ready and outdated [R4 begin-delete]", ctExplain(t, d, "w-0", dtStart))
+
+	require.NoError(t, d.UpdateDesired(dtShape(3, dtGroup("w", 2, "v2"))))
+	_, err := d.Replace("w-1", "now")
+	require.NoError(t, err)
+	dtDrive(t, d, dtStart, x)
+	require.Equal(t, []string{"w-1 DestroyLease"}, dtKinds(x), "who says so means it")
+	d.Resume()
+	dtDrive(t, d, dtStart.Add(time.Second), x)
+	require.True(t, d.Converged(3))
+	require.Equal(t, 2, d.Snapshot().Len(), "nobody wants a-0 any more")
+	require.Equal(t, "v2", dtNode(t, d, "w-1").Record.Spec.Shape.Image)
+}
+
+// A ready node whose replacement is held back may still have the convergence
+// call in flight that its hand-off has overtaken. That ends in time.
+func TestPauseEndsAnOvertakenCall(t *testing.T) {
+	s := dtTell(t, Config{}, dtGroup("w", 1, "v1"))
+	s.climb(BootstrapConvergenceObserved)
+	call := dtLast(t, s.x, BootstrapConvergenceObserved)
+	s.say(Observation{Kind: BootstrapClosed})
+	require.True(t, dtNode(t, s.d, "w-0").Record.Ready)
+	s.d.Pause()
+	s.update(dtGroup("w", 1, "v2"))
+	at, some := s.d.RequeueAt()
+	require.True(t, some)
+	require.True(t, at.Equal(s.now.Add(DefaultOperationTimeout)))
+	s.now = at
+	s.drive()
+	require.Equal(t, []OperationID{call.Operation}, s.x.expired)
+	m := dtNode(t, s.d, "w-0")
+	require.Nil(t, m.Pending)
+	require.True(t, m.Record.Ready)
+	_, some = s.d.RequeueAt()
+	require.False(t, some)
+}
+
+func TestPauseIsTold(t *testing.T) {
+	var told []string
+	d := dtDriver(t, Config{OnEvent: func(e Event) { told = append(told, e.String()) }})
+	d.Resume()
+	d.Pause()
+	d.Pause()
+	require.True(t, d.Paused())
+	d.Resume()
+	require.False(t, d.Paused())
+	require.Equal(t, []string{"Paused", "Resumed"}, told)
+}
+
+func TestHostPause(t *testing.T) {
+	htBubble(t, func(t *testing.T, _ time.Time) {
+		b := newHtBackend()
+		h := htHost(t, b, 1)
+		run := htGo(h.Run)
+		ctx := context.Background()
+		require.NoError(t, h.WaitConverged(ctx, 1))
+		h.Pause()
+		require.NoError(t, h.UpdateDesired(htShape(2, 2)))
+		wait := htGo(func(ctx context.Context) error { return h.WaitReady(ctx, "w-1") })
+		require.False(t, wait.ended())
+		require.True(t, h.Status().Paused)
+		live, _ := b.counts()
+		require.Equal(t, 1, live)
+		h.Resume()
+		synctest.Wait() // the loop was woken, no timer was needed
+		require.NoError(t, <-wait.result)
+		require.False(t, h.Status().Paused)
+
+		h.Pause()
+		require.NoError(t, h.Drain(ctx), "a pause holds nothing back that is to go")
+		live, _ = b.counts()
+		require.Zero(t, live)
+		require.NoError(t, run.stop())
+	})
+}
