@@ -2,6 +2,7 @@ package provisioning
 
 import (
 	"context"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -164,4 +165,16 @@ func TestHostPause(t *testing.T) {
 		require.Zero(t, live)
 		require.NoError(t, run.stop())
 	})
+}
+
+// A fault is not growth: an attempt that has run out of operation numbers could
+// not go on after the pause either, so it ends and is cleaned up.
+func TestPauseHoldsNoFaultBack(t *testing.T) {
+	s := dtTell(t, Config{}, dtGroup("w", 1, "v1"))
+	s.climb(LookupEndpoint)
+	s.d.Pause()
+	s.d.state.byName["w-0"].nextSequence = math.MaxUint64 - cleanupSequences
+	s.end(LookupEndpoint, ClassNone)
+	dtLast(t, s.x, DestroyLease)
+	require.NotEmpty(t, dtNode(t, s.d, "w-0").Record.FailedReason)
 }

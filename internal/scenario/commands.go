@@ -27,6 +27,9 @@ func init() { // the table leads back to itself through reject
 		"shape":   {run: (*runner).doShape},
 		"reject":  {run: (*runner).doReject},
 		"trigger": {run: (*runner).doTrigger, needsDriver: true},
+		"pause":   {run: (*runner).doPause, needsDriver: true},
+		"resume":  {run: (*runner).doResume, needsDriver: true},
+		"replace": {run: (*runner).doReplace, needsDriver: true},
 		"pass":    {run: (*runner).doPass, needsDriver: true},
 		"drive":   {run: (*runner).doDrive, needsDriver: true},
 		"script":  {run: (*runner).doScript, quiet: true},
@@ -89,6 +92,30 @@ func (r *runner) known() ([]byte, error) {
 func (r *runner) doTrigger(words []string) error {
 	r.driver.Trigger()
 	return nothingElse(words)
+}
+
+func (r *runner) doPause(words []string) error {
+	r.driver.Pause()
+	return nothingElse(words)
+}
+
+func (r *runner) doResume(words []string) error {
+	r.driver.Resume()
+	return nothingElse(words)
+}
+
+func (r *runner) doReplace(words []string) error {
+	if len(words) != 1 {
+		return wrong("a slot", quoted(strings.Join(words, " ")))
+	}
+	slot, err := parseSlot(words[0])
+	if err != nil {
+		return err
+	}
+	if _, err := r.driver.Replace(slot, "by hand"); err != nil {
+		return wrong("a slot that is there", err.Error())
+	}
+	return nil
 }
 
 func (r *runner) doPass(words []string) error {

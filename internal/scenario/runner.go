@@ -25,6 +25,10 @@ type driver interface {
 	UpdateDesired(provisioning.ClusterShape) error
 	Deliver(provisioning.Observation)
 	Trigger()
+	Pause()
+	Resume()
+	Paused() bool
+	Replace(id provisioning.LogicalNodeID, reason string) (provisioning.NodeAttemptID, error)
 	TriggerIfDue(now time.Time) bool
 	DriveNext(now time.Time, executor provisioning.EffectExecutor) (bool, error)
 	DriveUntilBlocked(now time.Time, executor provisioning.EffectExecutor) (int, error)
