@@ -73,6 +73,10 @@ fuzz: ## run every fuzz target for FUZZTIME (10s)
 		done; \
 	done
 
+.PHONY: verify
+verify: ## run the full forms of all tests, print their figures (an hour; SEED=n ONLY=text)
+	@$(GO) -C internal/tools run ./verify -root $(CURDIR) -seed "$(or $(SEED),0)" -only "$(ONLY)"
+
 .PHONY: cover
 cover: ## hold each of the files that matter to FLOOR (95) % of its statements
 	@mkdir -p bin

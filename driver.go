@@ -185,6 +185,11 @@ func newDriverFrom(state *ClusterState, shape ClusterShape, config Config) (*Clu
 	if err != nil {
 		return nil, err
 	}
+	return newDriverOn(state, desired, config), nil
+}
+
+// newDriverOn is newDriverFrom for what has been judged.
+func newDriverOn(state *ClusterState, desired *Desired, config Config) *ClusterDriver {
 	d := &ClusterDriver{
 		config: config, maxNodes: config.MaxNodes, longest: config.Retry.longestWait(),
 		accepted: desired, triggered: true, state: state,
@@ -209,7 +214,7 @@ func newDriverFrom(state *ClusterState, shape ClusterShape, config Config) (*Clu
 			d.capacity.take(n)
 		}
 	}
-	return d, nil
+	return d
 }
 
 func (c Config) judged() (Config, error) {

@@ -1,0 +1,5 @@
+//go:build race
+
+package provisioning
+
+const exRace = true

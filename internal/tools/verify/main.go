@@ -1,0 +1,141 @@
+// Verify runs the full forms of the tests that have one, and prints what they
+// have covered as a table. It fails if a test fails or a figure misses its
+// target.
+//
+//	verify -root DIR [-seed N] [-only TEXT] [-log FILE]
+//
+// Everything random in it follows from the seed, which the table names.
+package main
+
+import (
+	"bufio"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+func main() {
+	root := flag.String("root", ".", "root of the repository")
+	seed := flag.Uint64("seed", 0, "seed of everything random; 0 takes one from the time")
+	only := flag.String("only", "", "run the steps whose name contains this")
+	log := flag.String("log", "bin/verify.log", "file, from the root, that takes the output of the tests")
+	flag.Parse()
+	if *seed == 0 {
+		*seed = uint64(time.Now().UnixNano())
+	}
+	if err := verify(os.Stdout, *root, *log, *only, *seed, goTest); err != nil {
+		fmt.Fprintln(os.Stderr, "verify:", err)
+		os.Exit(1)
+	}
+}
+
+// row is a line of the table.
+type row struct {
+	step, test, what, got, target, verdict string
+}
+
+// runner runs one step and writes its output.
+type runner func(out io.Writer, root string, s step, seed uint64) error
+
+func verify(out io.Writer, root, logName, only string, seed uint64, run runner) error {
+	logName = filepath.Join(root, filepath.FromSlash(logName))
+	if err := os.MkdirAll(filepath.Dir(logName), 0o755); err != nil {
+		return err
+	}
+	log, err := os.Create(logName)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "seed %d, output in %s\n", seed, logName)
+	rows, problems := runSteps(out, log, root, only, seed, run)
+	printTable(out, rows)
+	return errors.Join(append(problems, log.Close())...)
+}
+
+func runSteps(out io.Writer, log io.Writer, root, only string, seed uint64, run runner) (rows []row, problems []error) {
+	ran := 0
+	for _, s := range steps {
+		if !strings.Contains(s.name, only) {
+			continue
+		}
+		ran++
+		fmt.Fprintf(out, "%s ... ", s.name)
+		fmt.Fprintf(log, "=== %s\n", s.name)
+		start := time.Now()
+		var text strings.Builder
+		err := run(io.MultiWriter(log, &text), root, s, seed)
+		took := time.Since(start).Round(100 * time.Millisecond)
+		found, missed := figures(s, text.String())
+		rows = append(append(rows, found...), row{s.name, "", "time", took.String(), "", ""})
+		switch {
+		case err != nil:
+			problems = append(problems, fmt.Errorf("%s: %w", s.name, err))
+		case missed > 0:
+			problems = append(problems, fmt.Errorf("%s: %d figures missed", s.name, missed))
+		case len(found) == 0:
+			problems = append(problems, fmt.Errorf("%s: no figure was reported", s.name))
+		default:
+			fmt.Fprintf(out, "ok after %v\n", took)
+			continue
+		}
+		fmt.Fprintf(out, "FAILED after %v\n", took)
+	}
+	if ran == 0 {
+		problems = append(problems, fmt.Errorf("no step is named %q", only))
+	}
+	return rows, problems
+}
+
+// figures finds the lines of internal/verify in the output of go test.
+func figures(s step, output string) (rows []row, missed int) {
+	lines := bufio.NewScanner(strings.NewReader(output))
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		fields := strings.Split(lines.Text(), "\t")
+		if len(fields) != 6 || fields[0] != "figure" {
+			continue
+		}
+		rows = append(rows, row{s.name, fields[1], fields[2], fields[3], fields[4], fields[5]})
+		if fields[5] != "ok" {
+			missed++
+		}
+	}
+	return rows, missed
+}
+
+func printTable(out io.Writer, rows []row) {
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	last := ""
+	for _, r := range rows {
+		if r.step != last {
+			fmt.Fprintf(table, "\n%s\n", r.step)
+			last = r.step
+		}
+		fmt.Fprintf(table, "  %s\t%s\t%s\t%s\n", r.what, r.got, r.target, r.verdict)
+	}
+	table.Flush()
+}
+
+// goTest runs a step with the go command that runs this program.
+func goTest(out io.Writer, root string, s step, seed uint64) error {
+	args := []string{"test", "-v", "-count=1", "-timeout", s.timeout.String(), "-run", s.run}
+	if s.race {
+		args = append(args, "-race")
+	}
+	args = append(args, s.pkg, "-args", "-verify")
+	if s.checks > 0 {
+		args = append(args, "-rapid.checks", strconv.Itoa(s.checks), "-rapid.seed", strconv.FormatUint(seed, 10))
+	}
+	c := exec.Command("go", args...)
+	c.Dir = filepath.Join(root, filepath.FromSlash(s.dir))
+	c.Stdout, c.Stderr = out, out
+	return c.Run()
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+)
+
+// TestFailsOnAnyMiss: the table shows every figure, and what fails, misses its
+// target or reports nothing fails the whole.
+func TestFailsOnAnyMiss(t *testing.T) {
+	const good = "=== RUN   TestX\n\nfigure\tTestX\tworlds\t12\t>= 10\tok\n--- PASS: TestX\n"
+	const bad = "\nfigure\tTestX\tworlds\t9\t>= 10\tMISSED\n"
+	for _, c := range []struct {
+		name, output string
+		err          error
+		want         string // in the error; empty: none
+	}{
+		{"all is well", good, nil, ""},
+		{"a figure misses its target", good + bad, nil, "1 figures missed"},
+		{"a test fails", good, errors.New("exit status 1"), "exit status 1"},
+		{"nothing is reported", "ok\n", nil, "no figure was reported"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var out strings.Builder
+			err := verify(&out, t.TempDir(), "bin/log", steps[0].name, 7, func(w io.Writer, _ string, _ step, seed uint64) error {
+				if seed != 7 {
+					t.Errorf("the seed is %d", seed)
+				}
+				fmt.Fprint(w, c.output)
+				return c.err
+			})
+			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("the error is %v, wanted %q", err, c.want)
+			}
+			if strings.Contains(c.output, "12") && !strings.Contains(out.String(), "worlds  12  >= 10  ok") {
+				t.Errorf("the figure is not in the table:\n%s", &out)
+			}
+			if !strings.Contains(out.String(), "seed 7") {
+				t.Errorf("the table does not name the seed:\n%s", &out)
+			}
+		})
+	}
+}
+
+func TestUnknownStepFails(t *testing.T) {
+	err := verify(io.Discard, t.TempDir(), "log", "no such step", 1, nil)
+	if err == nil {
+		t.Error("a name that no step has is accepted")
+	}
+}

@@ -1,0 +1,60 @@
+// Package verify lets a test have a full form that takes minutes, and collects
+// the figures by which it says what it has covered.
+//
+// A test that uses it has a short form that every run of the tests goes through.
+// `make verify` runs the full forms, prints the figures of all of them as a
+// table, and fails if one of them misses its target.
+package verify
+
+import (
+	"flag"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+var full = flag.Bool("verify", false, "run the full forms of the tests, which take minutes, and print their figures")
+
+// Full reports whether full forms are asked for.
+func Full() bool { return *full }
+
+// Mark begins a line that holds a figure. The fields behind it are separated by
+// tabs: the name of the test, what was counted, how many, the target, and "ok"
+// or "MISSED".
+const Mark = "figure\t"
+
+// AtLeast reports a figure that must not be below its target.
+func AtLeast[N int | uint64 | float64](t testing.TB, what string, got, target N) {
+	t.Helper()
+	report(t, what, got, fmt.Sprintf(">= %v", target), got >= target)
+}
+
+// AtMost reports a figure that must not be above its target.
+func AtMost[N int | uint64 | float64](t testing.TB, what string, got, target N) {
+	t.Helper()
+	report(t, what, got, fmt.Sprintf("<= %v", target), got <= target)
+}
+
+// Exactly reports a figure that must be its target.
+func Exactly[N int | uint64 | float64](t testing.TB, what string, got, target N) {
+	t.Helper()
+	report(t, what, got, fmt.Sprintf("= %v", target), got == target)
+}
+
+// Note reports a figure that has no target.
+func Note(t testing.TB, what string, got any) {
+	t.Helper()
+	report(t, what, got, "", true)
+}
+
+func report(t testing.TB, what string, got any, target string, ok bool) {
+	t.Helper()
+	verdict := "ok"
+	if !ok {
+		verdict = "MISSED"
+		t.Errorf("%s is %v, wanted %s", what, got, target)
+	}
+	if Full() { // a line break first: other output may have left a line open
+		fmt.Println("\n" + Mark + strings.Join([]string{t.Name(), what, fmt.Sprint(got), target, verdict}, "\t"))
+	}
+}
