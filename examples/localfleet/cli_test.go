@@ -397,6 +397,11 @@ func TestBadEditKeepsTheWish(t *testing.T) {
 	require.NoError(t, os.Remove(p.shape))
 	c.status("complaining of another thing", func(s status.Status) bool { return strings.Contains(s.FileProblem, "no such file") })
 	c.converged(1, 2)
+	// A look that waited would stop the driving, and nobody would hear Ctrl-C.
+	require.NoError(t, unix.Mkfifo(p.shape, 0o600))
+	c.status("complaining of a pipe", func(s status.Status) bool { return strings.Contains(s.FileProblem, "is not a regular file") })
+	c.converged(1, 2)
+	require.NoError(t, os.Remove(p.shape))
 	p.write(wish(workers(1, "v1")))
 	require.Empty(t, c.converged(2, 1).FileProblem)
 }
@@ -539,6 +544,31 @@ func TestDrainOfAnEmptyPlace(t *testing.T) {
 	p := newPlace(t, wish())
 	require.Equal(t, "There is no fleet in "+p.dir+".\n", p.ok("drain"))
 	require.NoDirExists(t, p.dir)
+
+	// Somebody's directory, by a slip in -dir: it stays as it was.
+	require.NoError(t, os.Mkdir(p.dir, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(p.dir, "letter"), nil, 0o600))
+	require.Equal(t, "There is no fleet in "+p.dir+".\n", p.ok("drain"))
+	entries, err := os.ReadDir(p.dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 1)
+}
+
+// Wherever the fleet lives, its machines find their agent.
+func TestPlaceWithAnOddName(t *testing.T) {
+	p := newPlace(t, wish(workers(1, "v1")))
+	p.dir += " ünï 'q' \"$HOME\" 火\n"
+	c := p.up()
+	c.converged(1, 1)
+	p.ok("drain")
+	require.Equal(t, exitOK, c.end())
+	require.Empty(t, p.machines())
+
+	odd := *p
+	odd.dir += ":x" // would be two entries of a PATH
+	_, errs, code := odd.do("up", "-shape", p.shape)
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, errs, "a path with \":\" cannot be in the PATH of machines")
 }
 
 func TestPlanNeedsNoController(t *testing.T) {

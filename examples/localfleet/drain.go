@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"slices"
 	"time"
@@ -33,7 +32,10 @@ func drain(c *command, args []string) error {
 	if _, err := c.parse(args, 0); err != nil {
 		return err
 	}
-	if _, err := os.Stat(c.dir); errors.Is(err, fs.ErrNotExist) {
+	dir := runs.Dir(c.dir)
+	if exists, err := dir.Exists(); err != nil {
+		return err
+	} else if !exists { // also somebody's directory, to be left as it is
 		fmt.Fprintf(c.out, "There is no fleet in %s.\n", c.dir)
 		return nil
 	}
@@ -48,7 +50,6 @@ func drain(c *command, args []string) error {
 	case !errors.Is(err, control.ErrNoController):
 		return err
 	}
-	dir := runs.Dir(c.dir)
 	lock, err := await(ctx, dir, goodbyeTimeout)
 	if err != nil {
 		return err

@@ -182,8 +182,8 @@ func (b *Backend) Close() error {
 	return b.joins.Close()
 }
 
-// enter begins a call. Its ctx is done at the latest when the backend is
-// closed.
+// enter begins a call. Its ctx is that of the caller (B7), and done at the latest
+// when the backend is closed.
 func (b *Backend) enter(ctx context.Context) (context.Context, func(), error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -206,15 +206,16 @@ func take(ctx context.Context, places chan struct{}) (giveBack func(), err error
 	}
 }
 
-// CreateLease starts the machine of the key or adopts it. There is nothing to
-// settle (B3), see package process.
+// CreateLease starts the machine of the key or adopts it (B1), as the first
+// create has ordered it (B2). There is nothing to settle (B3), see package
+// process.
 func (b *Backend) CreateLease(ctx context.Context, req provisioning.CreateLeaseRequest) (provisioning.CreateLeaseResult, error) {
 	ctx, leave, err := b.enter(ctx)
 	if err != nil {
 		return provisioning.CreateLeaseResult{}, err
 	}
 	defer leave()
-	if !req.AdoptOnly {
+	if !req.AdoptOnly { // which buys nothing, whatever the spec (B4)
 		if err := b.check(req.Spec); err != nil {
 			return provisioning.CreateLeaseResult{}, b.refuse(req.Key, err)
 		}
@@ -226,9 +227,9 @@ func (b *Backend) CreateLease(ctx context.Context, req provisioning.CreateLeaseR
 	defer giveBack()
 	m, err := b.provider.Create(ctx, req.Key, req.Spec.Shape.Image, cmp.Or(req.Spec.Boot.SSHUser, DefaultUser), req.AdoptOnly)
 	if err != nil {
-		return provisioning.CreateLeaseResult{}, err
+		return provisioning.CreateLeaseResult{}, err // with the lease of a machine that has died (B11)
 	}
-	return provisioning.CreateLeaseResult{Lease: m.Lease}, nil
+	return provisioning.CreateLeaseResult{Lease: m.Lease}, nil // made of the key and of nothing secret (B9)
 }
 
 // check returns why a machine of this spec could not become a node.
@@ -305,7 +306,7 @@ func (b *Backend) alive(key provisioning.ExternalKey) (process.Machine, error) {
 	return m, nil
 }
 
-// StartBootstrap starts the agent on the machine, or adopts the one that runs.
+// StartBootstrap starts the agent on the machine, or adopts the one that runs (B1).
 // It returns once the agent runs; the join comes later.
 func (b *Backend) StartBootstrap(ctx context.Context, req provisioning.StartBootstrapRequest) (provisioning.StartBootstrapResult, error) {
 	ctx, leave, err := b.enter(ctx)
@@ -327,7 +328,7 @@ func (b *Backend) StartBootstrap(ctx context.Context, req provisioning.StartBoot
 	}
 	defer giveBack()
 
-	session := bootstrap.Session(req.Key)
+	session := bootstrap.Session(req.Key) // of this attempt and of no other (B8)
 	b.mu.Lock()
 	n := b.nodes[req.Key]
 	if n == nil {

@@ -115,7 +115,8 @@ var (
 	ErrAbsent = errors.New("localfleet: there is no such machine")
 )
 
-// Open returns a provider over a directory, which is made if it is not there.
+// Open returns a provider over a directory, which is made if it is not there. Its
+// path gets into the PATH of machines, and must not be one that cannot.
 // It sweeps away what orders and destroys that were cut off have left.
 func Open(dir string, config Config) (*Provider, error) {
 	if config.AuthorizedKey == nil {
@@ -124,6 +125,9 @@ func Open(dir string, config Config) (*Provider, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
+	}
+	if strings.ContainsRune(dir, os.PathListSeparator) {
+		return nil, fmt.Errorf("localfleet: a path with %q cannot be in the PATH of machines: %s", string(os.PathListSeparator), dir)
 	}
 	p := &Provider{dir: dir, config: config, client: strings.TrimSpace(string(ssh.MarshalAuthorizedKey(config.AuthorizedKey)))}
 	for _, d := range []string{p.machines(), filepath.Dir(p.program())} {

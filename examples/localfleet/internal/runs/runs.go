@@ -57,6 +57,15 @@ func (d Dir) Lock() (*os.File, error) {
 	return lock, nil
 }
 
+// Exists reports whether a controller has ever worked in this directory.
+func (d Dir) Exists() (bool, error) {
+	_, err := os.Stat(d.runs())
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 func (d Dir) runs() string { return filepath.Join(string(d), "runs") }
 func (d Dir) record(run provisioning.RunID) string {
 	return filepath.Join(d.runs(), string(run)+".json")

@@ -19,6 +19,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 
 	"go.yaml.in/yaml/v3"
 
@@ -81,12 +82,21 @@ func Read(path string) ([]provisioning.NodeGroupSpec, error) {
 	return Parse(path, text)
 }
 
+// readFile waits for nobody: to open a named pipe without O_NONBLOCK would take
+// until somebody writes to it, and to read a terminal until somebody types.
 func readFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, &Error{Name: path, Faults: []Fault{{Problem: "is not a regular file"}}}
+	}
 	text, err := io.ReadAll(io.LimitReader(f, MaxSize+1))
 	if err != nil {
 		return nil, err
