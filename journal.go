@@ -38,6 +38,7 @@ type journal struct {
 	touched map[*node]struct{} // since the last end of a pass
 	sums    map[*node]uint64
 	sum     uint64 // of sums, modulo 2^64
+	room    []byte // for node.sum
 }
 
 // journalSink takes the lines of a journal. flush says that they should reach
@@ -246,7 +247,8 @@ func (j *journal) end(d *ClusterDriver, whole bool, requeueAt instant) {
 			delete(j.sums, n)
 			continue
 		}
-		sum := n.sum()
+		var sum uint64
+		sum, j.room = n.sum(j.room)
 		j.sums[n] = sum
 		j.sum += sum
 	}
@@ -265,29 +267,50 @@ func (j *journal) end(d *ClusterDriver, whole bool, requeueAt instant) {
 // a node can change, so that the digest of a pass costs what changed in it.
 func (j *journal) touch(n *node) { j.touched[n] = struct{}{} }
 
-// sum returns a digest of everything that is observed of a node.
-func (n *node) sum() uint64 {
-	h := sha256.New()
-	h.Write(n.template.digest[:])
-	h.Write([]byte{byte(n.bootStage)})
-	m := n.export()
-	held := m.Held
-	// The template is hashed already. A stage or a held observation may hold
-	// a number without a name, for which there is no JSON.
-	m.Record.Spec, m.Record.Bootstrap.LastStage, m.Held = LogicalNodeSpec{}, NoBootstrapStage, nil
-	parts := []any{m}
-	for _, o := range held {
-		parts = append(parts, deliveryOf(o))
+// sum returns a digest of everything that is observed of a node. The room is
+// the caller's, and returned to be used again.
+func (n *node) sum(room []byte) (sum uint64, _ []byte) {
+	b := append(room[:0], n.template.digest[:]...)
+	texts := [...]string{string(n.id), string(n.lease), string(n.session), string(n.bootSession), string(n.swactor),
+		n.failedReason, n.lastError}
+	for i := range texts {
+		b = binary.AppendUvarint(b, uint64(len(texts[i])))
+		b = append(b, texts[i]...)
 	}
-	for _, part := range parts {
-		text, err := json.Marshal(part)
+	numbers := [...]uint64{uint64(n.attempt), uint64(n.index), n.nextSequence, n.stdoutSequence, n.stderrSequence,
+		uint64(n.nextEffectAt), uint64(n.restartAt), uint64(n.stageDeadline), uint64(n.lastObservedAt),
+		uint64(n.joinedAt), uint64(n.handedOffAt), uint64(n.readyAt), uint64(n.lastCreateAt), uint64(n.failedAt), uint64(n.destroyedAt),
+		uint64(n.failures), uint64(n.cleanupFailures), uint64(n.failuresBeforeReady), uint64(n.createsSent), uint64(n.cancelsFailed)}
+	for _, number := range numbers {
+		b = binary.AppendUvarint(b, number)
+	}
+	b = append(b, byte(n.stage), byte(n.intent), asByte(n.ready), byte(n.ambiguous), byte(n.bootStage), byte(n.givenUp),
+		byte(n.pending), asByte(n.endpoint != nil))
+	if n.pending != NoOperation {
+		b = append(b, asByte(n.resolving))
+		b = binary.AppendUvarint(b, n.pendingSequence)
+		b = binary.AppendUvarint(b, uint64(n.pendingDeadline))
+	}
+	if n.endpoint != nil {
+		b = binary.AppendUvarint(b, uint64(n.endpoint.Port))
+		b = append(b, n.endpoint.Host...)
+	}
+	for _, o := range n.held {
+		text, err := json.Marshal(deliveryOf(o))
 		if err != nil {
-			panic(fmt.Sprintf("provisioning: no JSON for %s: %v", n.id, err))
+			panic(fmt.Sprintf("provisioning: no JSON for what %s holds: %v", n.id, err))
 		}
-		h.Write(text)
+		b = append(b, text...)
 	}
-	var sum [sha256.Size]byte
-	return binary.BigEndian.Uint64(h.Sum(sum[:0]))
+	digest := sha256.Sum256(b)
+	return binary.BigEndian.Uint64(digest[:]), b
+}
+
+func asByte(b bool) byte {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 func deliveryOf(o Observation) journalDelivery {
