@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math"
 	"slices"
@@ -38,6 +39,13 @@ type Config struct {
 	// within a pass DriveNext answers [ErrReentrantPass]. A panic in it is
 	// fenced and counted. nil costs nothing.
 	OnEvent func(Event)
+	// Journal, if not nil, is written what [Replay] needs to repeat this
+	// driver's life, one write before a pass and one after it, from the
+	// goroutine of the pass and with no lock held. It holds whatever shapes,
+	// observations and error texts hold, secrets included; join tokens are
+	// only references (B9). See [ClusterDriver.JournalErr] for its errors.
+	// nil costs nothing.
+	Journal io.Writer
 }
 
 // Errors of the driver.
@@ -106,6 +114,7 @@ type ClusterDriver struct {
 	ready     int // of those that the wish has
 	notes     []Event
 	times     eventTimes // nil without a hook
+	journal   *journal   // nil: none is kept
 	events    eventQueue
 	stats     DriverStats
 }
@@ -171,7 +180,11 @@ type DriverStats struct {
 func NewClusterDriver(shape ClusterShape, config Config) (*ClusterDriver, error) {
 	first := max(config.FirstAttempt, 1)
 	state := &ClusterState{NextAttemptID: first, byName: make(map[LogicalNodeID]*node)}
-	return newDriverFrom(state, shape, config)
+	d, err := newDriverFrom(state, shape, config)
+	if err == nil && config.Journal != nil {
+		d.journal = newJournal(&journalWriter{out: config.Journal}, d, shape)
+	}
+	return d, err
 }
 
 // newDriverFrom returns a driver that goes on from a state, which it owns from
@@ -266,13 +279,24 @@ func (d *ClusterDriver) policyOf(group NodeGroupID) *RetryPolicy {
 // [Host.Drain]. The wish that is in force already is welcome again. A pass that
 // runs goes on with the wish it began with.
 func (d *ClusterDriver) UpdateDesired(shape ClusterShape) error {
-	faults := d.config.groupFaults(shape)
+	return d.offer(shape, d.config.groupFaults(shape))
+}
+
+// offer takes the faults that ValidateGroup has found.
+func (d *ClusterDriver) offer(shape ClusterShape, faults []ShapeFault) error {
+	var line *journalOffer
+	if d.journal != nil {
+		line = &journalOffer{Shape: shapeText(shape), Faults: faults}
+	}
 	d.in.Lock()
 	err := ErrDraining
 	if !d.draining {
 		err = d.accept(shape, faults...)
 	}
 	d.addOffer(shape, err)
+	if d.journal != nil {
+		d.journal.offer(line, err)
+	}
 	d.in.Unlock()
 	d.events.handOut()
 	return err
@@ -293,6 +317,9 @@ func (d *ClusterDriver) drain() error {
 	err := d.accept(nothing)
 	d.draining = err == nil
 	d.addOffer(nothing, err)
+	if d.journal != nil {
+		d.journal.offer(&journalOffer{Drain: true}, err)
+	}
 	d.in.Unlock()
 	d.events.handOut()
 	return err
@@ -373,6 +400,9 @@ func (d *ClusterDriver) TriggerIfDue(now time.Time) bool {
 		return true
 	}
 	d.clock.feed(now, tick)
+	if d.journal != nil {
+		d.journal.due(tick)
+	}
 	due := d.requeueAt.due(tick)
 	d.triggered = d.triggered || due
 	return due
@@ -544,8 +574,14 @@ func (d *ClusterDriver) drive(now time.Time, executor EffectExecutor) (outcome p
 	if err != nil || at == 0 {
 		return passOutcome{}, err
 	}
+	if d.journal != nil {
+		executor = journalledExecutor{executor, d.journal}
+	}
 	whole := false
 	defer func() { outcome = passOutcome{ran: true, ownDoing: ownDoing, again: d.end(whole)} }()
+	if d.journal != nil {
+		d.journal.begin(d, at, false)
+	}
 
 	d.world.Lock()
 	d.stats.Passes++
@@ -623,12 +659,39 @@ func (d *ClusterDriver) begin(now time.Time, executor EffectExecutor) (at instan
 	d.clock.feed(now, at)
 	asked := d.triggered || d.requeueAt.due(at)
 	if !asked && !d.dirty {
+		d.journalIdly()
 		return 0, false, nil
 	}
 	d.running, d.triggered, d.dirty = true, false, false
-	d.inbox, d.folding = d.folding, d.inbox
+	d.takeInbox()
 	d.wish, d.executor, d.pause.asked = d.accepted, executor, d.paused
 	return at, !asked, nil
+}
+
+// takeInbox takes what was delivered to the pass. The caller holds in.
+func (d *ClusterDriver) takeInbox() {
+	d.inbox, d.folding = d.folding, d.inbox
+	if d.journal != nil {
+		d.journal.take()
+	}
+}
+
+// journalIdly writes down what was offered and refused, although there is no
+// pass to take it: it would pile up. The caller holds in, which is let go
+// meanwhile.
+func (d *ClusterDriver) journalIdly() {
+	if d.journal == nil || len(d.journal.waiting) == 0 {
+		return
+	}
+	d.running = true
+	d.journal.take()
+	d.in.Unlock()
+	defer func() {
+		d.in.Lock()
+		d.running = false
+	}()
+	d.journal.addTaken()
+	d.journal.sink.flush()
 }
 
 // end lets the next pass begin and recomputes RequeueAt, with the deadlines of
@@ -640,15 +703,19 @@ func (d *ClusterDriver) end(whole bool) (again bool) {
 	d.folding.empty()
 	d.spareHot = cleared(d.spareHot)
 	d.steps, d.effects = cleared(d.steps), cleared(d.effects)
+	var requeueAt instant
+	if n, ok := d.deadlines.Min(); ok {
+		requeueAt = n.wakesAt
+	}
+	if d.journal != nil {
+		d.journal.end(d, whole, requeueAt)
+	}
 	d.in.Lock()
 	defer d.in.Unlock()
 	d.running = false
 	d.triggered = d.triggered || !whole
 	d.dirty, d.ownDirt = d.ownDirt, false
-	d.requeueAt = 0
-	if n, ok := d.deadlines.Min(); ok {
-		d.requeueAt = n.wakesAt
-	}
+	d.requeueAt = requeueAt
 	d.publish()
 	return d.triggered || d.dirty
 }
@@ -695,9 +762,12 @@ func (d *ClusterDriver) foldOnly(now time.Time) error {
 	}
 	d.clock.feed(now, at)
 	d.running = true
-	d.inbox, d.folding = d.folding, d.inbox
+	d.takeInbox()
 	d.in.Unlock()
 	defer d.end(false)
+	if d.journal != nil {
+		d.journal.begin(d, at, true)
+	}
 
 	d.world.Lock()
 	d.foldInbox(at)
@@ -944,6 +1014,9 @@ func (d *ClusterDriver) apply(steps []step, at instant) (effects []dispatch, ove
 		case Insert:
 			n = newNode(NewLogicalNodeID(s.group.id, s.index), s.index, s.group.wish.want.template, s.begins)
 			n.marks.census = d.census.number // born too late for the one that is being taken
+			if d.journal != nil {
+				d.journal.touch(n)
+			}
 			d.state.add(s.group, n)
 			d.begun(n, at)
 		case Restart:
@@ -962,12 +1035,15 @@ func (d *ClusterDriver) apply(steps []step, at instant) (effects []dispatch, ove
 			d.state.remove(n)
 			d.dropIfEmpty(n.group)
 			d.note(Event{Kind: EventReaped, At: at.time(), Node: n.id, Attempt: n.attempt})
+			d.journalStep(n, s)
 			continue // there is nothing left to look at again
 		case Dispatch:
 			effects = append(effects, d.record(n, s.decision, at))
 			d.noteChanges(n, before, at)
+			d.journalStep(n, s)
 			continue
 		}
+		d.journalStep(n, s)
 		d.ownDirt = true
 		d.heat(n)
 		d.noteChanges(n, before, at)
@@ -975,6 +1051,12 @@ func (d *ClusterDriver) apply(steps []step, at instant) (effects []dispatch, ove
 	}
 	d.effects = effects
 	return effects, over
+}
+
+func (d *ClusterDriver) journalStep(n *node, s *step) {
+	if d.journal != nil {
+		d.journal.did(n, &s.decision)
+	}
 }
 
 // applyFault reports a slot that cannot go on and looks at it again in the next
@@ -995,6 +1077,9 @@ func (d *ClusterDriver) applyFault(s *step, at instant) {
 			d.noteChanges(n, before, at)
 			d.settle(n, decide(n, s.group.wish.want.wants(s.index), at), at)
 		}
+	}
+	if d.journal != nil {
+		d.journal.add(journalLine{Fault: &journalFault{Node: f.Node, Attempt: f.Attempt, Rule: f.Rule.String(), Error: f.Err.Error()}})
 	}
 	d.note(Event{Kind: EventFault, At: at.time(), Node: f.Node, Attempt: f.Attempt, Rule: f.Rule, Err: f.Err})
 }
@@ -1108,6 +1193,9 @@ type outline struct {
 // outline is called before anything of a node is changed, and once per change.
 func (d *ClusterDriver) outline(n *node) outline {
 	d.census.keep(n)
+	if d.journal != nil {
+		d.journal.touch(n)
+	}
 	return outline{n.stage, n.ready, n.givenUp}
 }
 

@@ -1,6 +1,7 @@
 package provisioning_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -85,4 +86,31 @@ func ExampleByProvider() {
 	// 0 of aws, 1 of gcp
 	// 3 of aws, 0 of gcp
 	// provisioning: invalid shape: group "worker" (groups[0]) provider: is "aws", for which there is no backend; there are "gcp"
+}
+
+// What happened, and why? A journal answers that afterwards.
+func ExampleReplay() {
+	var journal bytes.Buffer // in a service: a file
+	fake := fakebackend.New(fakebackend.Config{Inline: true, Start: noon})
+	fake.Script("worker-0", provisioning.CreateLease, fakebackend.Capacity())
+	driver, err := provisioning.NewClusterDriver(workers(1, 1, "v1"), provisioning.Config{Journal: &journal})
+	check(err)
+	executor, err := provisioning.NewExecutor(fake, provisioning.ExecutorConfig{
+		Deliver: driver.Deliver,
+		Go:      func(f func()) { f() },
+	})
+	check(err)
+	_, err = driver.DriveUntilBlocked(noon, executor)
+	check(err)
+	check(driver.JournalErr())
+
+	report, err := provisioning.Replay(&journal)
+	check(err)
+	fmt.Println(report.Passes, "passes, different:", report.Difference != nil)
+	why, _ := report.Driver.Explain("worker-0", report.Last)
+	fmt.Println(why)
+
+	// Output:
+	// 3 passes, different: false
+	// worker-0: waiting 1s more after 1 failure in a row, the last: CreateLease: fakebackend: no capacity [R10 await-backoff]
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -37,6 +38,7 @@ type HostConfig struct {
 	MaxNodes     int
 	FirstAttempt NodeAttemptID
 	OnEvent      func(Event)
+	Journal      io.Writer
 	// Tick bounds how long the host sleeps. It is a safety net: every wake-up
 	// that matters comes from a delivery or a stored deadline. 0 means
 	// [DefaultTick].
@@ -94,6 +96,7 @@ func NewHost(config HostConfig) (*Host, error) {
 	driving := Config{
 		Retry: config.Retry, GroupRetry: config.GroupRetry, MaxInFlight: config.MaxInFlight,
 		MaxNodes: config.MaxNodes, FirstAttempt: config.FirstAttempt, OnEvent: config.OnEvent,
+		Journal: config.Journal,
 	}
 	if backend, ok := config.Backend.(GroupValidator); ok {
 		driving.ValidateGroup = backend.ValidateGroup

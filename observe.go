@@ -35,6 +35,9 @@ func (n *node) fold(o *Observation, p *RetryPolicy, now instant) NotAppliedReaso
 	if o.Attempt != n.attempt { // G2
 		return StaleAttempt
 	}
+	if o.Stage >= bootstrapStages { // it has no name, so the state would have no JSON
+		return UnknownObservation
+	}
 	var reason NotAppliedReason
 	switch o.Kind {
 	case OperationCompleted:

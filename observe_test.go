@@ -1057,3 +1057,12 @@ func ftNothingGoesBack(t require.TestingT, before, after ManagedNode) {
 		require.Equal(t, before.Record.Lease, after.Record.Lease, "no stream makes or unmakes a lease (G5)")
 	}
 }
+
+// A stage that does not exist is not stored: the state could not be written down.
+func TestFold_StageThatDoesNotExist(t *testing.T) {
+	n := ftState(t, ftNode(ftRunning)).byName["w-0"]
+	o := Observation{Kind: BootstrapProgress, Node: "w-0", Attempt: n.attempt, Session: n.session, Stage: bootstrapStages}
+	before := n.export()
+	require.Equal(t, UnknownObservation, n.fold(&o, ftPolicy(), nearestInstant(ftNow)))
+	require.Equal(t, before, n.export())
+}

@@ -81,6 +81,7 @@ func begin(ctx context.Context, args []string, stdout *sureWriter, stderr io.Wri
 	speed := flags.Float64("speed", 0, "virtual seconds in a second; 0 is 25 for the table and no waiting for lines")
 	plain := flags.Bool("plain", false, "print lines also on a terminal")
 	plan := flags.Bool("plan", false, "print what the first pass would do and why, and exit")
+	journal := flags.String("journal", "", "write the journal of the run to this `file`, for examples/replay")
 	switch err := flags.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
 		return 0
@@ -105,7 +106,18 @@ func begin(ctx context.Context, args []string, stdout *sureWriter, stderr io.Wri
 	if !*plain && isTerminal(stdout.to) {
 		shown = newTable(stdout, *speed)
 	}
-	s, err := newStory(*seed, shapes, shown)
+	var kept io.Writer // a nil interface, where no file is a nil *os.File
+	var file *os.File
+	if *journal != "" && !*plan {
+		var err error
+		if file, err = os.Create(*journal); err != nil {
+			fmt.Fprintln(stderr, "quickstart:", printable(err.Error()))
+			return 2
+		}
+		defer file.Close() // again, after an early return
+		kept = file
+	}
+	s, err := newStory(*seed, shapes, shown, kept)
 	if err != nil {
 		fmt.Fprintln(stderr, printable(err.Error()))
 		return 2
@@ -114,7 +126,13 @@ func begin(ctx context.Context, args []string, stdout *sureWriter, stderr io.Wri
 		printPlan(stdout, s.host.Driver().Plan(s.provider.Now()))
 		return 0
 	}
-	return report(stdout, stderr, s, s.tell(ctx))
+	untrue := s.tell(ctx)
+	if file != nil {
+		if err := errors.Join(s.host.Driver().JournalErr(), file.Close()); err != nil {
+			untrue = append(untrue, "the journal is whole: "+err.Error())
+		}
+	}
+	return report(stdout, stderr, s, untrue)
 }
 
 // report says how a story went.

@@ -291,7 +291,7 @@ b-0          Insert   R0 insert: a desired slot that is not in the state gets a 
 func newTestStory(t *testing.T, seed uint64, shown view) *story {
 	shapes, faults := readShapes(nil)
 	require.Empty(t, faults)
-	s, err := newStory(seed, shapes, shown)
+	s, err := newStory(seed, shapes, shown, nil)
 	require.NoError(t, err)
 	return s
 }
@@ -347,7 +347,7 @@ func TestNothingUnprintableIsShown(t *testing.T) {
 	shapes, faults := readShapes([]string{shape})
 	require.Empty(t, faults)
 	var out, told bytes.Buffer
-	s, err := newStory(1, shapes, &lines{out: &out})
+	s, err := newStory(1, shapes, &lines{out: &out}, nil)
 	require.NoError(t, err)
 	s.provider.Script(group+"-0", provisioning.CreateLease, fakebackend.Repeat(1000, fakebackend.Capacity())...)
 	require.Equal(t, 1, report(&out, &told, s, s.tell(context.Background())))
@@ -459,4 +459,37 @@ func TestJudge(t *testing.T) {
 	untrue := s.judge(&chapter{drain: true}, nodes, "")
 	require.Len(t, untrue, 1)
 	require.Contains(t, untrue[0], "still held: [gpu-0 attempt")
+}
+
+// A run with a journal is the same run, and what is kept repeats it.
+func TestJournal(t *testing.T) {
+	for seed := range 5 {
+		name := filepath.Join(t.TempDir(), "fleet.jsonl")
+		_, without, _ := play("-seed", fmt.Sprint(seed))
+		code, with, stderr := play("-seed", fmt.Sprint(seed), "-journal", name)
+		require.Zero(t, code, stderr)
+		require.Equal(t, without, with)
+		journal, err := os.Open(name)
+		require.NoError(t, err)
+		defer journal.Close()
+		report, err := provisioning.Replay(journal)
+		require.NoError(t, err)
+		require.Nil(t, report.Difference, "%v", report.Difference)
+		require.Greater(t, report.Passes, 100)
+		require.Zero(t, report.Driver.Snapshot().Len(), "it ends drained")
+	}
+}
+
+func TestJournalThatCannotBeWritten(t *testing.T) {
+	code, _, stderr := play("-journal", filepath.Join(t.TempDir(), "nowhere", "fleet.jsonl"))
+	require.Equal(t, 2, code)
+	require.Contains(t, stderr, "nowhere")
+
+	if _, err := os.Stat("/dev/full"); err != nil {
+		t.Skip("this system has no device that is always full")
+	}
+	code, stdout, stderr := play("-journal", "/dev/full")
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "not true: the journal is whole: provisioning: writing the journal:")
+	require.Contains(t, stdout, ", 0 left\n", "the fleet lives its life all the same")
 }

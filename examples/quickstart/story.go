@@ -99,7 +99,9 @@ type story struct {
 	atRest func(from, to time.Time)
 }
 
-func newStory(seed uint64, shapes []provisioning.ClusterShape, shown view) (*story, error) {
+// newStory returns a story that is yet to be told. The journal of its driver is
+// written to journal, unless that is nil.
+func newStory(seed uint64, shapes []provisioning.ClusterShape, shown view, journal io.Writer) (*story, error) {
 	s := &story{
 		provider: newProvider(seed),
 		shown:    shown,
@@ -115,6 +117,7 @@ func newStory(seed uint64, shapes []provisioning.ClusterShape, shown view) (*sto
 		Retry:    retry,
 		MaxNodes: maxSlots + growth,
 		OnEvent:  s.event,
+		Journal:  journal,
 		// Without these two lines it would run on the machine's clock and
 		// on goroutines.
 		Clock: s.provider.work.Clock(func(from, to time.Time) { s.atRest(from, to) }),

@@ -7,6 +7,7 @@ package trace
 
 import (
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
@@ -52,6 +53,8 @@ type Config struct {
 	// ManualDrive: only the steps Pass and Drive run passes. Else every step
 	// is followed by passes until nothing is left to do.
 	ManualDrive bool
+	// Journal is the driver's; nil: none.
+	Journal io.Writer
 }
 
 // String returns the config line of a scenario file, with a few words more

@@ -77,6 +77,7 @@ func New(tr Trace) (*World, error) {
 	shape := Shape(1, tr.First...)
 	w.Driver, err = provisioning.NewClusterDriver(shape, provisioning.Config{
 		Retry: c.Retry, GroupRetry: c.GroupRetry, MaxInFlight: c.MaxInFlight, FirstAttempt: c.FirstAttempt, OnEvent: w.hook,
+		Journal: c.Journal,
 	})
 	if err != nil {
 		return nil, err
