@@ -129,7 +129,7 @@ func (d *Durations) add(took time.Duration) {
 
 // notAppliedReasons are all there are, in the order of their declaration.
 var notAppliedReasons = []NotAppliedReason{UnknownNode, StaleAttempt, DeadSession, NotPending, AlreadyFailed, AlreadyJoined,
-	AnotherJoined, NoLeaseHeld, HeldForSession, UnknownObservation}
+	AnotherJoined, AlreadyDeleting, NoLeaseHeld, HeldForSession, UnknownObservation}
 
 // OnEvent counts an event.
 func (c *Collector) OnEvent(e Event) {
