@@ -252,6 +252,7 @@ func TestFold_ReplaceRequested(t *testing.T) {
 	require.Equal(t, AlreadyFailed, say(n, 7))
 	n.beginDelete()
 	require.Equal(t, AlreadyDeleting, say(n, 7))
+	require.Contains(t, notAppliedReasons, AlreadyDeleting, "the statistics count it")
 
 	n = build(func(n *node) { n.failures, n.stage, n.session, n.lease = 3, StageBootstrapRunning, "s", "l" })
 	require.Empty(t, say(n, 7))

@@ -14,7 +14,7 @@ import (
 )
 
 func TestEventNames(t *testing.T) {
-	require.Equal(t, EventFault, EventKind(len(eventNames)-1), "the last event has the last name")
+	require.Equal(t, EventResumed, EventKind(len(eventNames)-1), "the last event has the last name")
 	seen := map[string]bool{}
 	for kind := EventKind(1); kind < EventKind(len(eventNames)); kind++ {
 		text, err := kind.MarshalText()

@@ -119,6 +119,7 @@ func TestLogEventsLevels(t *testing.T) {
 		EventStage: slog.LevelDebug, EventAttemptStarted: slog.LevelInfo, EventAttemptFailed: slog.LevelWarn, EventReady: slog.LevelInfo,
 		EventDeleting: slog.LevelInfo, EventGivenUp: slog.LevelWarn, EventDestroyed: slog.LevelInfo, EventReaped: slog.LevelInfo,
 		EventUpdateAccepted: slog.LevelInfo, EventUpdateRefused: slog.LevelWarn, EventFault: slog.LevelError,
+		EventPaused: slog.LevelInfo, EventResumed: slog.LevelInfo,
 	}
 	for kind := EventKind(1); kind < EventKind(len(eventNames)); kind++ {
 		level, known := want[kind]

@@ -138,7 +138,7 @@ func TestObservationJSON(t *testing.T) {
 		mustJSON(t, Observation{Kind: SwactorJoined, Node: "w-0", Attempt: 1, Session: "s", Swactor: "a"}))
 
 	_, err := json.Marshal(Observation{Kind: observationKinds})
-	require.ErrorContains(t, err, "provisioning: no name for value 7")
+	require.ErrorContains(t, err, "provisioning: no name for value 8")
 	require.ErrorContains(t, json.Unmarshal([]byte(`{"kind":"Nonsense"}`), new(Observation)), `provisioning: unknown observation "Nonsense"`)
 
 	// Nothing is lost on the way, whatever is set.

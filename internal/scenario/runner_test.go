@@ -141,6 +141,11 @@ func TestUnreadableLines(t *testing.T) {
 		{"event w-0 joined attempt=x", `"x"`},
 		{"event w-0 joined session=s", `"session=s"`},
 		{"event w-9 joined", "w-9, which is not"},
+		{"pause w-0", `"w-0"`},
+		{"resume now", `"now"`},
+		{"replace", `""`},
+		{"replace w", `"w"`},
+		{"replace w-9", "provisioning: there is no such slot: w-9"},
 		{"advance", `""`},
 		{"advance 5", `"5"`},
 		{"advance 0", `"0"`},
@@ -245,7 +250,7 @@ func TestConfigReachesPolicyAndProvider(t *testing.T) {
 }
 
 func TestCommandsThatNeedAShape(t *testing.T) {
-	for _, line := range []string{"trigger", "pass", "drive", "event w-0 joined", "expect w-0 gone", "expect slots", "expect requeue none",
+	for _, line := range []string{"trigger", "pass", "drive", "pause", "resume", "replace w-0", "event w-0 joined", "expect w-0 gone", "expect slots", "expect requeue none",
 		"expect converged true", "expect observed 0", "expect attempts 0"} {
 		f := failureOf(t, text(line))
 		require.Equal(t, "none", f.Found, line)
