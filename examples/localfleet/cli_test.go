@@ -26,6 +26,7 @@ import (
 
 	"github.com/swactor/provisioning/examples/localfleet/internal/child"
 	"github.com/swactor/provisioning/examples/localfleet/internal/control"
+	"github.com/swactor/provisioning/examples/localfleet/internal/leftover"
 	"github.com/swactor/provisioning/examples/localfleet/internal/runs"
 	"github.com/swactor/provisioning/examples/localfleet/internal/status"
 )
@@ -42,7 +43,7 @@ func TestMain(m *testing.M) {
 		signal.Notify(interrupts, os.Interrupt, syscall.SIGTERM)
 		os.Exit(run(os.Args[1:], os.Stdout, os.Stderr, interrupts))
 	}
-	os.Exit(m.Run())
+	os.Exit(leftover.Run(m))
 }
 
 // patience is much longer than anything takes, on a slow computer too.

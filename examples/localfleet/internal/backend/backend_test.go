@@ -22,6 +22,7 @@ import (
 	"github.com/swactor/provisioning/examples/localfleet/internal/bootstrap"
 	"github.com/swactor/provisioning/examples/localfleet/internal/child"
 	"github.com/swactor/provisioning/examples/localfleet/internal/join"
+	"github.com/swactor/provisioning/examples/localfleet/internal/leftover"
 	"github.com/swactor/provisioning/examples/localfleet/internal/osproc"
 	"github.com/swactor/provisioning/examples/localfleet/internal/process"
 )
@@ -33,7 +34,7 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(controllerVariable); dir != "" {
 		bootAndWait(dir)
 	}
-	os.Exit(m.Run())
+	os.Exit(leftover.Run(m))
 }
 
 // runOf returns the run of a test, which is nobody else's: the process table

@@ -359,6 +359,8 @@ func TestCancelEndsTheAgent(t *testing.T) {
 	for name, command := range map[string]string{
 		"at a word": "",
 		"by force":  "sh -c 'trap \"\" TERM; while :; do sleep 0.01; done'",
+		// Its process is a shell for as long as the words of the command take.
+		"on its way up": "$(sleep 300; echo localfleet) agent",
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := open(t, quick(t.TempDir()))

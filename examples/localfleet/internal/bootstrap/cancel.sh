@@ -17,7 +17,18 @@ pid=$(cat "$d/pid")
 lives() {
 	[ ! -e "$d/exit" ] && kill -0 "$pid" 2>/dev/null || return 1
 	[ -r "/proc/$pid/environ" ] || return 0
-	tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | grep -qx "SWACTOR_SESSION=$session"
+	looks=0
+	while [ ! -e "$d/exit" ] && kill -0 "$pid" 2>/dev/null; do
+		environment=$(tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null) || true
+		# None is that of a process in the middle of an exec, but not for long.
+		if [ -n "$environment" ] || [ "$looks" -ge 50 ]; then
+			printf '%s\n' "$environment" | grep -qx "SWACTOR_SESSION=$session"
+			return
+		fi
+		looks=$((looks + 1))
+		sleep 0.02
+	done
+	return 1
 }
 signal=TERM
 while lives; do

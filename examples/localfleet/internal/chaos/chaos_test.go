@@ -14,6 +14,7 @@ import (
 	"github.com/swactor/provisioning"
 	"github.com/swactor/provisioning/examples/localfleet/internal/backend"
 	"github.com/swactor/provisioning/examples/localfleet/internal/child"
+	"github.com/swactor/provisioning/examples/localfleet/internal/leftover"
 	"github.com/swactor/provisioning/examples/localfleet/internal/osproc"
 	"github.com/swactor/provisioning/examples/localfleet/internal/process"
 )
@@ -22,7 +23,7 @@ func TestMain(m *testing.M) {
 	if status, ok := child.Main(os.Args); ok {
 		os.Exit(status)
 	}
-	os.Exit(m.Run())
+	os.Exit(leftover.Run(m))
 }
 
 const run = "chaos-run"

@@ -27,6 +27,7 @@ import (
 	"github.com/swactor/provisioning"
 	"github.com/swactor/provisioning/examples/localfleet/internal/atomicfile"
 	"github.com/swactor/provisioning/examples/localfleet/internal/child"
+	"github.com/swactor/provisioning/examples/localfleet/internal/leftover"
 	"github.com/swactor/provisioning/examples/localfleet/internal/machine"
 	"github.com/swactor/provisioning/examples/localfleet/internal/osproc"
 	"github.com/swactor/provisioning/examples/localfleet/internal/remote"
@@ -46,7 +47,7 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(controllerVariable); dir != "" {
 		rentAndWait(dir)
 	}
-	os.Exit(m.Run())
+	os.Exit(leftover.Run(m))
 }
 
 var (
