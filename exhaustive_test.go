@@ -216,15 +216,15 @@ func TestExhaustiveCanFail(t *testing.T) {
 		want string // how the harm is told
 		last string // and the event that does it
 	}{
-		{"nothing is resolved", 6, func(r *rule) { r.when = never }, "S4 broken", "a pass"},
-		{"a start is resolved after the destroy", 6, func(r *rule) { r.unless = leased }, "a destroy while a StartBootstrap is remembered", "a pass"},
-		{"a restart does not wait", 2, func(r *rule) { r.when = destroyed }, "a restart before RestartAt", "a pass"},
-		{"operations overlap", 5, func(r *rule) { r.when = never }, "is submitted while another operation is in flight", "a pass"},
-		{"a destroy does not back off", 8, func(r *rule) { r.yields = false }, "is to be tried again without a wait", "DestroyLease answers"},
-		{"nothing is destroyed", 8, func(r *rule) { r.when = never }, "the attempt ends with 1 machines", "a pass"},
-		{"sessions are not cancelled", 7, func(r *rule) { r.when = never }, "a destroy of lease", "a pass"},
-		{"a joined node is not handed off", 14, func(r *rule) { r.when = never }, "S8 broken", "the bootstrap reports the join"},
-		{"failed attempts are not given up", 4, func(r *rule) { r.when |= undesired }, "is to be tried again without a wait", "CreateLease answers LeaseLost"},
+		{"nothing is resolved", 6, func(r *rule) { r.all = never }, "S4 broken", "a pass"},
+		{"a start is resolved after the destroy", 6, func(r *rule) { r.none = leased }, "a destroy while a StartBootstrap is remembered", "a pass"},
+		{"a restart does not wait", 2, func(r *rule) { r.all = destroyed }, "a restart before RestartAt", "a pass"},
+		{"operations overlap", 5, func(r *rule) { r.all = never }, "is submitted while another operation is in flight", "a pass"},
+		{"a destroy does not back off", 8, func(r *rule) { r.backsOff = false }, "is to be tried again without a wait", "DestroyLease answers"},
+		{"nothing is destroyed", 8, func(r *rule) { r.all = never }, "the attempt ends with 1 machines", "a pass"},
+		{"sessions are not cancelled", 7, func(r *rule) { r.all = never }, "a destroy of lease", "a pass"},
+		{"a joined node is not handed off", 14, func(r *rule) { r.all = never }, "S8 broken", "the bootstrap reports the join"},
+		{"failed attempts are not given up", 4, func(r *rule) { r.all |= undesired }, "is to be tried again without a wait", "CreateLease answers LeaseLost"},
 	} {
 		t.Run(broken.name, func(t *testing.T) {
 			r := &ladder[broken.rule]
