@@ -31,7 +31,7 @@ func Open(t *testing.T, url string) *Tab {
 	options := append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.UserDataDir(t.TempDir()),
 		chromedp.Env("TMPDIR="+t.TempDir()), // it is killed, and does not clean up behind it
-		chromedp.NoSandbox, // as root there is no other way
+		chromedp.NoSandbox,                  // as root there is no other way
 		chromedp.DisableGPU,
 		chromedp.Flag("disable-quic", true),
 		chromedp.Flag("disable-component-update", true),
