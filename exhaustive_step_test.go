@@ -22,11 +22,7 @@ type exStep struct {
 	broken   error
 	leak     string // what a hasty provider leaves behind, and how
 
-	// What the fold may do to a slot, by the answer that it folds.
-	mayForget    OperationKind
-	mayDropLease bool
-	mayUnready   bool
-	givenUp      bool // a start
+	may [exMaxSlots]exMay
 
 	// Of TestExhaustiveFormLosesNothing: the nodes with all there is to
 	// them, before and after.
@@ -102,7 +98,7 @@ func (s *exStep) happen() {
 		p.untold = true
 	case exTells:
 		p.untold = false
-		s.mayForget, s.mayUnready = StartBootstrap, true
+		s.may[slot] = exMay{forget: StartBootstrap, unready: true}
 		s.fold(Observation{Kind: NodeLost, Node: exNames[slot], Attempt: exAttempt(slot)})
 		if is := &s.w.slots[slot].node; is.lease && (is.session != exNoSession || is.ambiguous == StartBootstrap || is.ready) {
 			s.fail("a machine is lost, and its session or its readiness is not")
@@ -259,14 +255,14 @@ func (s *exStep) success(slot int, full bool) Completion {
 	return c
 }
 
-// permit notes what the end of an operation may do to its slot.
-func (s *exStep) permit(kind OperationKind, class FailureClass) {
+// exPermits says what the end of an operation may do to its slot.
+func exPermits(kind OperationKind, class FailureClass) exMay {
 	final := class == ClassNone || class == ClassDefinite || class == ClassLeaseLost
-	if final && (kind == CreateLease || kind == StartBootstrap) {
-		s.mayForget = kind
+	return exMay{
+		forget:    exIf(final && (kind == CreateLease || kind == StartBootstrap), kind),
+		dropLease: kind == DestroyLease && (class == ClassNone || class == ClassLeaseLost),
+		unready:   kind == BootstrapConvergenceObserved && class == ClassLeaseLost,
 	}
-	s.mayDropLease = kind == DestroyLease && (class == ClassNone || class == ClassLeaseLost)
-	s.mayUnready = kind == BootstrapConvergenceObserved && class == ClassLeaseLost
 }
 
 // complete folds the end of the call of a slot.
@@ -274,7 +270,7 @@ func (s *exStep) complete(slot int, c Completion) {
 	n, p := &s.w.slots[slot].node, &s.w.slots[slot].prov
 	p.call = exNoCall
 	c.Operation, c.Kind = OperationID{exAttempt(slot), 1}, n.pending
-	s.permit(c.Kind, c.Class)
+	s.may[slot] = exPermits(c.Kind, c.Class)
 	s.fold(Observation{Kind: OperationCompleted, Node: exNames[slot], Attempt: exAttempt(slot), Completion: c})
 	if s.broken != nil {
 		return
@@ -292,6 +288,13 @@ var exWishes = func() (wishes [exMaxSlots + 1]*Desired) {
 	}
 	return wishes
 }()
+
+// exMay is what may happen to the record of a slot, by what was folded into it.
+type exMay struct {
+	forget    OperationKind // of unknown outcome
+	dropLease bool
+	unready   bool
+}
 
 var exConfig = exMust(Config{Retry: RetryPolicy{CancelLimit: exCancelLimit}}.judged())
 
@@ -434,7 +437,7 @@ func (s *exStep) Expire(id OperationID) Completion {
 	}
 	c.Operation, c.Kind = id, n.pending
 	p.call = exNoCall
-	s.permit(c.Kind, c.Class)
+	s.may[slot] = exPermits(c.Kind, c.Class)
 	return c
 }
 
@@ -503,18 +506,20 @@ func (s *exStep) close() {
 		if !was.there {
 			continue
 		}
-		s.givenUp = n.givenUp == StartBootstrap
-		s.checkFacts(was, is)
+		may := s.may[i]
+		if n.givenUp == StartBootstrap {
+			may.forget = StartBootstrap
+		}
+		s.checkFacts(was, is, may)
 	}
 }
 
 // checkFacts compares a node before and after, of one attempt.
-func (s *exStep) checkFacts(was, is *exNode) {
-	if was.ambiguous != NoOperation && is.ambiguous != was.ambiguous && s.mayForget != was.ambiguous &&
-		!(was.ambiguous == StartBootstrap && s.givenUp) {
+func (s *exStep) checkFacts(was, is *exNode, may exMay) {
+	if was.ambiguous != NoOperation && is.ambiguous != was.ambiguous && may.forget != was.ambiguous {
 		s.fail("a %v of unknown outcome is forgotten", was.ambiguous) // G5
 	}
-	if was.lease && !is.lease && !s.mayDropLease {
+	if was.lease && !is.lease && !may.dropLease {
 		s.fail("a lease is forgotten") // G5
 	}
 	if was.intent == Deleting && is.intent == Active {
@@ -526,7 +531,7 @@ func (s *exStep) checkFacts(was, is *exNode) {
 	if (was.intent == Deleting || was.stage == StageFailed) && is.stage != was.stage && is.stage != StageDestroyed {
 		s.fail("an attempt that is over goes from %v to %v", was.stage, is.stage)
 	}
-	if was.ready && !is.ready && !s.mayUnready && !(s.passed && is.intent == Deleting) {
+	if was.ready && !is.ready && !may.unready && !(s.passed && is.intent == Deleting) {
 		s.fail("a ready node is torn down without a loss")
 	}
 	if was.pending != NoOperation && is.pending != NoOperation && was.pending != is.pending && !s.passed {
