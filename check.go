@@ -35,8 +35,8 @@ func (e *InvariantError) Unwrap() error { return ErrInvalidState }
 //     pending but a convergence call that the hand-off overtook.
 //   - S7. A failed node has a reason, a time and a restart time.
 //   - S8. A node is ready, or an operation is pending, or there is something to
-//     do, or a deadline is stored. The one exception is a bootstrap whose
-//     policy sets no limit.
+//     do, or the deadline that its rule waits for is stored. The one exception
+//     is a bootstrap whose policy sets no limit.
 func (s *ClusterState) Check() error {
 	var broken []error
 	owners := make(map[NodeAttemptID]LogicalNodeID, s.Len())
@@ -92,5 +92,3 @@ func (n *node) canGoOn() bool {
 	d := decide(n, n.template, 0) // at 0 every stored deadline is still ahead
 	return d.action != NoAction && d.action != Fail || d.until != nil && (d.until(n) != 0 || d.Number == ruleAwaitBootstrap)
 }
-
-const ruleAwaitBootstrap = 15

@@ -126,7 +126,16 @@ var ladder = [...]rule{
 		action: Fail},
 }
 
-const ruleAwaitBackoff, ruleUnmatched = 10, 17
+// The rules that code asks for, by their place in the ladder.
+const (
+	ruleInsert         = 0
+	ruleAwaitOperation = 5
+	ruleResolve        = 6
+	ruleAwaitBackoff   = 10
+	ruleSteady         = 11
+	ruleAwaitBootstrap = 15
+	ruleUnmatched      = 17
+)
 
 // ErrUnmatched is the fault of a slot that no rule fits.
 // ErrAttemptsExhausted: every attempt number has been given out.

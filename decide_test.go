@@ -746,3 +746,13 @@ func TestDecideWithoutStateOrWish(t *testing.T) {
 	require.Len(t, plan.Faults, 1)
 	require.ErrorIs(t, plan.Faults[0].Err, ErrUnmatched)
 }
+
+// The places that code asks for are those of the rules it means.
+func TestRuleNumbersNameTheirRules(t *testing.T) {
+	for number, name := range map[int]string{
+		ruleInsert: "insert", ruleAwaitOperation: "await-operation", ruleResolve: "resolve-ambiguous", ruleAwaitBackoff: "await-backoff",
+		ruleSteady: "steady", ruleAwaitBootstrap: "await-bootstrap", ruleUnmatched: "unmatched",
+	} {
+		require.Equal(t, name, ladder[number].Name)
+	}
+}

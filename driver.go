@@ -1167,8 +1167,6 @@ func (d *ClusterDriver) settle(n *node, now decision, at instant) {
 	d.ready += recount(&n.counted, n.ready && sameTemplate(n.template, want))
 }
 
-const ruleAwaitOperation, ruleSteady = 5, 11
-
 // recount sets a mark and returns how its count changes.
 func recount(mark *bool, is bool) int {
 	change := 0

@@ -77,7 +77,7 @@ func (d *ClusterDriver) explain(id LogicalNodeID, wish *Desired, paused bool, at
 		if wish.find(id) == nil {
 			return Explanation{}, false
 		}
-		e := Explanation{Node: id, Now: at.time(), Decision: NodeDecision{Rule: ladder[0].Rule, Action: ladder[0].action}, Paused: paused}
+		e := Explanation{Node: id, Now: at.time(), Decision: NodeDecision{Rule: ladder[ruleInsert].Rule, Action: ladder[ruleInsert].action}, Paused: paused}
 		e.Decision.Err = d.noAttempt(e.Decision.Action)
 		return e, true
 	}

@@ -1,6 +1,7 @@
 package provisioning
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -353,6 +354,14 @@ func dtWish(desired *Desired, node LogicalNodeID) *LogicalNodeSpec {
 // nothing to do, and everything that is kept beside the state agrees with it.
 func dtCheckLaw(t require.TestingT, d *ClusterDriver) {
 	at := d.clock.tick
+	if d.journal != nil {
+		digest := uint64(0)
+		for n := range d.state.inOrder() {
+			sum, _ := n.sum(nil)
+			digest += sum
+		}
+		require.Equal(t, digest, d.journal.sum, "the digest of the journal is that of all nodes")
+	}
 	hot := map[*node]int{}
 	for _, n := range d.hot {
 		hot[n]++
@@ -463,6 +472,7 @@ func dtCheckLaw(t require.TestingT, d *ClusterDriver) {
 
 // dtTwins runs one trace through both drivers.
 type dtTwins struct {
+	journal *bytes.Buffer // of the real one
 	t       *rapid.T
 	config  Config
 	real    *ClusterDriver
@@ -680,9 +690,11 @@ func dtNewTwins(t *rapid.T) *dtTwins {
 		config.FirstAttempt = ^NodeAttemptID(0) - NodeAttemptID(rapid.IntRange(0, 6).Draw(t, "attempts left"))
 	}
 	shape := ClusterShape{RunID: "run", Generation: 1, Groups: dtDrawGroups(t)}
+	journal := new(bytes.Buffer)
+	config.Journal = journal
 	driver, err := NewClusterDriver(shape, config)
 	require.NoError(t, err)
-	w := &dtTwins{t: t, config: config, real: driver, naive: dtNewNaive(shape, config), shape: shape, now: dtStart,
+	w := &dtTwins{t: t, config: config, journal: journal, real: driver, naive: dtNewNaive(shape, config), shape: shape, now: dtStart,
 		luck: rapid.SampledFrom([]int{30, 70, 95}).Draw(t, "luck")}
 	// What the executor does depends only on what was asked before, so that
 	// both get the same answers for as long as they ask the same.

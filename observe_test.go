@@ -764,7 +764,7 @@ func TestFold_HeldUntilTheSessionIsOnRecord(t *testing.T) {
 			then: ftAll(ftHeldDropped, ftSessionBegins, joined, ftLastStage(BootstrapStageConverged), ftHeardLines(3, 4), ftHandsOff)},
 		ftFold{why: "a failure", from: ftStarting(hold(join, ftBreaks("no disk"))), see: started,
 			then: ftAll(ftHeldDropped, ftSessionBegins, joined, ftFails("the bootstrap failed: no disk"))},
-		ftFold{why: "only what names this session", from: ftStarting(hold(ftSays(SwactorJoined, func(o *Observation) { o.Session = "another" }), ftSays(BootstrapClosed, func(o *Observation) { o.Session = "" }))), see: started,
+		ftFold{why: "only what names the session", from: ftStarting(hold(ftSays(SwactorJoined, func(o *Observation) { o.Session = "another" }), ftSays(BootstrapClosed, func(o *Observation) { o.Session = "" }))), see: started,
 			then: ftAll(ftHeldDropped, ftSessionBegins, ftStage(StageBootstrapRunning))},
 		ftFold{why: "Deleting: facts", from: ftStarting(ftDeleting, hold(join, ftSays(BootstrapClosed))), see: started,
 			then: ftAll(ftHeldDropped, ftSessionBegins, joined, ftNoSession, ftLastStage(BootstrapStageClosed))},

@@ -128,7 +128,7 @@ func (d *ClusterDriver) letGo(n *node, at instant) {
 		return
 	}
 	if ends := d.endOfStage(n, at); ends != n.stageDeadline {
-		d.census.keep(n)
+		d.outline(n)
 		n.stageDeadline = ends
 	}
 	delete(d.pause.nodes, n)

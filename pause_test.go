@@ -1,6 +1,7 @@
 package provisioning
 
 import (
+	"bytes"
 	"context"
 	"math"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 )
 
 func ctExplain(t *testing.T, d *ClusterDriver, id LogicalNodeID, now time.Time) string {
@@ -177,4 +179,18 @@ func TestPauseHoldsNoFaultBack(t *testing.T) {
 	s.end(LookupEndpoint, ClassNone)
 	dtLast(t, s.x, DestroyLease)
 	require.NotEmpty(t, dtNode(t, s.d, "w-0").Record.FailedReason)
+}
+
+// A journal keeps when growth was to stop: any life with pauses and replacements
+// is repeated to the byte.
+func TestProp_AJournalWithPausesIsRepeated(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := dtNewTwins(t)
+		w.wander()
+		require.NoError(t, w.real.JournalErr())
+		report, err := Replay(bytes.NewReader(w.journal.Bytes()))
+		require.NoError(t, err)
+		require.Nil(t, report.Difference)
+		require.Equal(t, dtJSON(t, w.real.Snapshot()), dtJSON(t, report.Driver.Snapshot()))
+	})
 }

@@ -153,8 +153,6 @@ func (p *Plan) add(d decision, group NodeGroupID, index int, n *node, attempts *
 	p.Actions = append(p.Actions, a)
 }
 
-const ruleResolve = 6
-
 // matchGroups yields, in the order of their IDs, the groups that are in the
 // state, in the wish or in both. A missing side is an empty group.
 func matchGroups(observed *ClusterState, desired *Desired) iter.Seq2[*nodeGroup, *desiredGroup] {

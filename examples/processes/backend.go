@@ -57,7 +57,7 @@ type machine struct {
 	sink      provisioning.BootstrapSink
 	starts    int
 	session   provisioning.BootstrapSessionID // empty when none is live
-	secret    string                          // the agent of this session knows it
+	secret    string                          // what the agent of session has to know
 	stream    net.Conn
 	destroyed bool // asked for: its end is no loss
 }
