@@ -47,9 +47,11 @@ type benchQueue[T any] struct {
 
 func (q *benchQueue[T]) put(item T) {
 	if last := len(q.blocks) - 1; last < 0 || len(q.blocks[last]) == cap(q.blocks[last]) {
-		block := make([]T, 0, 256)
+		var block []T
 		if n := len(q.spare); n > 0 {
 			block, q.spare = q.spare[n-1], q.spare[:n-1]
+		} else {
+			block = make([]T, 0, 256)
 		}
 		q.blocks = append(q.blocks, block)
 	}
