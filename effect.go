@@ -1,6 +1,10 @@
 package provisioning
 
-import "time"
+import (
+	"encoding/binary"
+	"hash/maphash"
+	"time"
+)
 
 // Effect is one operation to run: what the driver recorded as pending, with
 // everything a backend needs for it. It is a plain value and says all its
@@ -34,7 +38,9 @@ func NewEffect(op OperationID, kind OperationKind, key ExternalKey, spec Logical
 }
 
 // Spec returns the template of the attempt. Slices and maps are shared.
-func (e Effect) Spec() LogicalNodeSpec {
+func (e Effect) Spec() LogicalNodeSpec { return e.spec() }
+
+func (e *Effect) spec() LogicalNodeSpec {
 	if e.template == nil {
 		return LogicalNodeSpec{Node: e.Key.Node}
 	}
@@ -50,6 +56,52 @@ func (e Effect) Equal(other Effect) bool {
 		e.Lease == other.Lease && e.Session == other.Session && e.Swactor == other.Swactor &&
 		e.AdoptOnly == other.AdoptOnly && e.CreatesSent == other.CreatesSent &&
 		e.LastCreateAt.Equal(other.LastCreateAt) && e.DispatchedAt.Equal(other.DispatchedAt) && e.Deadline.Equal(other.Deadline)
+}
+
+// fingerprint is a hash of every input that Equal compares.
+func (e *Effect) fingerprint(seed maphash.Seed) uint64 {
+	room := [320]byte{}
+	b := room[:0]
+	number := func(n uint64) { b = binary.LittleEndian.AppendUint64(b, n) }
+	text := func(s string) {
+		number(uint64(len(s)))
+		b = append(b, s...)
+	}
+	moment := func(t time.Time) {
+		number(uint64(t.Unix()))
+		number(uint64(t.Nanosecond()))
+	}
+	number(uint64(e.Operation.Attempt))
+	number(e.Operation.Sequence)
+	number(uint64(e.Kind))
+	text(string(e.Key.Run))
+	text(string(e.Key.Node))
+	number(uint64(e.Key.Attempt))
+	text(string(e.Lease))
+	if e.Endpoint != nil {
+		text(e.Endpoint.Host)
+		number(uint64(e.Endpoint.Port))
+	}
+	text(string(e.Session))
+	text(string(e.Swactor))
+	number(uint64(e.CreatesSent))
+	moment(e.LastCreateAt)
+	moment(e.DispatchedAt)
+	moment(e.Deadline)
+	number(uint64(e.index))
+	if e.template != nil {
+		b = append(b, e.template.digest[:]...)
+	}
+	// These say what is in front of them, which therefore is nothing else too.
+	b = append(b, bitOf(e.AdoptOnly), bitOf(e.Endpoint != nil), bitOf(e.template != nil))
+	return maphash.Bytes(seed, b)
+}
+
+func bitOf(is bool) byte {
+	if is {
+		return 1
+	}
+	return 0
 }
 
 // EffectExecutor runs effects. [Executor] is the one this package ships; a

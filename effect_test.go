@@ -1,7 +1,9 @@
 package provisioning
 
 import (
+	"hash/maphash"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,10 +25,13 @@ func filledEffect(t *testing.T) Effect {
 // reflection, so that one which is added and not compared fails here.
 func TestEffectEqualComparesEveryInput(t *testing.T) {
 	base, e := filledEffect(t), filledEffect(t)
+	seed := maphash.MakeSeed()
 	require.True(t, e.Equal(base), "made twice, sharing nothing")
+	require.Equal(t, base.fingerprint(seed), e.fingerprint(seed))
 	differs := func(what string) {
 		require.False(t, e.Equal(base), what)
 		require.False(t, base.Equal(e), what)
+		require.NotEqual(t, base.fingerprint(seed), e.fingerprint(seed), what)
 	}
 	var hidden []string
 	for field, value := range reflect.ValueOf(&e).Elem().Fields() {
@@ -63,6 +68,35 @@ func TestEffectEqualIgnoresForm(t *testing.T) {
 	require.NotSame(t, a.Endpoint, b.Endpoint)
 	require.NotSame(t, a.template, b.template)
 	require.True(t, a.Equal(b))
+	seed := maphash.MakeSeed()
+	require.Equal(t, a.fingerprint(seed), b.fingerprint(seed))
+}
+
+// What leaves one field and enters the next is another effect, and so is an
+// endpoint that says nothing.
+func TestEffectFingerprintKeepsFieldsApart(t *testing.T) {
+	seed := maphash.MakeSeed()
+	fingerprint := func(change func(e *Effect)) uint64 {
+		e := filledEffect(t)
+		change(&e)
+		return e.fingerprint(seed)
+	}
+	all := map[uint64]string{}
+	for what, change := range map[string]func(e *Effect){
+		"none":               func(e *Effect) {},
+		"to the session":     func(e *Effect) { e.Lease, e.Session = "leas", "esession" },
+		"to the host":        func(e *Effect) { e.Lease, e.Endpoint.Host = "leas", "ehost" },
+		"to the swactor":     func(e *Effect) { e.Session, e.Swactor = "", "sessionswactor" },
+		"an empty endpoint":  func(e *Effect) { e.Endpoint = &SSHEndpoint{} },
+		"no endpoint":        func(e *Effect) { e.Endpoint = nil },
+		"a template of text": func(e *Effect) { e.template, e.Swactor = nil, e.Swactor+SwactorID(e.template.digest[:]) },
+		"more than the room": func(e *Effect) { e.Swactor = SwactorID(strings.Repeat("x", 1000)) },
+		"and one more":       func(e *Effect) { e.Swactor = SwactorID(strings.Repeat("x", 1001)) },
+	} {
+		f := fingerprint(change)
+		require.Empty(t, all[f], what)
+		all[f] = what
+	}
 }
 
 func TestEffectSpec(t *testing.T) {

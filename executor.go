@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/swactor/provisioning/internal/idmap"
 	"github.com/swactor/provisioning/internal/idset"
 )
 
@@ -72,13 +74,14 @@ type Executor struct {
 	backend EffectBackend
 	deliver func(Observation)
 	spawn   func(func())
+	seed    maphash.Seed // of the fingerprints
 
 	// mu is never held while Deliver, Go or the backend is called.
 	mu       sync.Mutex
-	attempts map[NodeAttemptID]*ledger
-	retired  idset.Set    // attempts that are over; one in neither is new
-	calls    []*execution // which have not returned, in no order
-	busy     int          // goroutines that make calls or deliver their results
+	attempts idmap.Map[*ledger] // by NodeAttemptID
+	retired  idset.Set          // attempts that are over; one in neither is new
+	calls    []*execution       // which have not returned, in no order
+	busy     int                // goroutines that make calls or deliver their results
 	closed   bool
 	idle     chan struct{} // closed once closed is set and busy is 0
 	stats    ExecutorStats
@@ -106,11 +109,11 @@ type ExecutorStats struct {
 // ledger is what the executor knows of one attempt.
 type ledger struct {
 	highest uint64 // sequence of all that were accepted
-	retired bool   // waits only for its last call to return
 	running *execution
 	waiting []*execution // first come, first served; empty unless running is set
-	ended   [keptResults]*execution
-	next    int // the place in ended to write next
+	ended   [keptResults]*result
+	next    uint8 // the place in ended to write next
+	retired bool  // waits only for its last call to return
 
 	// A create that returns after its deadline may have reached the provider
 	// up to the moment it returned, and the driver cannot know when that
@@ -121,7 +124,7 @@ type ledger struct {
 	lateCreateAt time.Time // what that effect said
 }
 
-// execution is one accepted effect: waiting, running or ended.
+// execution is one accepted effect that waits or runs.
 type execution struct {
 	effect Effect
 	ledger *ledger
@@ -130,9 +133,13 @@ type execution struct {
 	cancel       context.CancelFunc
 	place        int       // in Executor.calls
 	lastCreateAt time.Time // for the request; see ledger.lateCreate
-	// ended: the completion is final. The call may still run if it expired.
-	ended      bool
-	completion Completion
+	over         *result   // it expired: what comes of the call does not count
+}
+
+// result is what is kept of an effect that has ended.
+type result struct {
+	fingerprint uint64 // of the effect
+	completion  Completion
 }
 
 // NewExecutor returns an executor that makes its calls to backend. It returns
@@ -149,8 +156,7 @@ func NewExecutor(backend EffectBackend, config ExecutorConfig) (*Executor, error
 		spawn = func(f func()) { go f() }
 	}
 	return &Executor{
-		backend: backend, deliver: config.Deliver, spawn: spawn,
-		attempts: make(map[NodeAttemptID]*ledger), idle: make(chan struct{}),
+		backend: backend, deliver: config.Deliver, spawn: spawn, seed: maphash.MakeSeed(), idle: make(chan struct{}),
 	}, nil
 }
 
@@ -159,52 +165,43 @@ func NewExecutor(backend EffectBackend, config ExecutorConfig) (*Executor, error
 // [ErrOperationConflict], [ErrOperationRetired], [ErrExecutorClosed] and
 // [ErrInvalidEffect], and the effect then never runs because of this call.
 func (x *Executor) Submit(effect Effect) (queued bool, err error) {
-	start, replay, queued, err := x.admit(effect)
+	start, replay, queued, err := x.admit(&effect)
 	switch {
 	case err != nil:
 		return false, fmt.Errorf("%w: %v %v of %q", err, effect.Kind, effect.Operation, effect.Key.Node)
 	case start != nil:
 		x.spawn(func() { x.run(start) })
 	case replay != nil:
-		x.hand(replay)
+		x.hand(effect.Key.Node, replay.completion)
 	}
 	return queued, nil
 }
 
 // admit says what has to be done about an effect: start it, deliver a result
 // again, or, if both are nil, nothing.
-func (x *Executor) admit(effect Effect) (start, replay *execution, queued bool, err error) {
+func (x *Executor) admit(effect *Effect) (start *execution, replay *result, queued bool, err error) {
 	id := effect.Operation
 	if !effect.Kind.valid() || id.Attempt == 0 || id.Sequence == 0 || effect.Key.Attempt != id.Attempt {
 		return nil, nil, false, ErrInvalidEffect
 	}
+	e := &execution{effect: *effect} // before, because everybody waits for the lock
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.closed {
 		return nil, nil, false, ErrExecutorClosed
 	}
-	l := x.attempts[id.Attempt]
+	l := x.attempts.Get(uint64(id.Attempt))
 	if l == nil && x.retired.Contains(uint64(id.Attempt)) || l != nil && l.retired {
 		return nil, nil, false, ErrOperationRetired
 	}
 	if l == nil {
 		l = &ledger{}
-		x.attempts[id.Attempt] = l
-	}
-	if known := l.find(id.Sequence); known != nil {
-		switch {
-		case !known.effect.Equal(effect):
-			return nil, nil, false, ErrOperationConflict
-		case known.ended:
-			x.stats.Replayed++
-			return nil, known, false, nil
-		}
-		return nil, nil, known != l.running, nil
+		x.attempts.Put(uint64(id.Attempt), l)
 	}
 	if id.Sequence <= l.highest {
-		return nil, nil, false, ErrOperationRetired
+		return x.again(l, effect)
 	}
-	e := &execution{effect: effect, ledger: l}
+	e.ledger = l
 	l.highest = id.Sequence
 	if l.lateCreate {
 		l.lateCreate, l.lateCreateAt = false, effect.DispatchedAt
@@ -220,6 +217,26 @@ func (x *Executor) admit(effect Effect) (start, replay *execution, queued bool, 
 	return e, nil, false, nil
 }
 
+// again is admit for an operation that is no new one. The caller holds mu.
+func (x *Executor) again(l *ledger, effect *Effect) (start *execution, replay *result, queued bool, err error) {
+	sequence := effect.Operation.Sequence
+	if r := l.result(sequence); r != nil {
+		if r.fingerprint != effect.fingerprint(x.seed) {
+			return nil, nil, false, ErrOperationConflict
+		}
+		x.stats.Replayed++
+		return nil, r, false, nil
+	}
+	e := l.open(sequence)
+	if e == nil {
+		return nil, nil, false, ErrOperationRetired
+	}
+	if !e.effect.Equal(*effect) {
+		return nil, nil, false, ErrOperationConflict
+	}
+	return nil, nil, e != l.running, nil
+}
+
 // Expire implements [EffectExecutor]. It delivers nothing. Of an operation it
 // does not know it cannot say the Kind.
 func (x *Executor) Expire(id OperationID) Completion {
@@ -233,26 +250,27 @@ func (x *Executor) Expire(id OperationID) Completion {
 func (x *Executor) expire(id OperationID) (Completion, context.CancelFunc) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	var e *execution
-	if l := x.attempts[id.Attempt]; l != nil {
-		e = l.find(id.Sequence)
+	unknown := Completion{Operation: id, Class: ClassAmbiguous, Message: "the executor does not know the operation"}
+	l := x.attempts.Get(uint64(id.Attempt))
+	if l == nil {
+		return unknown, nil
 	}
+	if r := l.result(id.Sequence); r != nil {
+		return r.completion, nil
+	}
+	e := l.open(id.Sequence)
 	if e == nil {
-		return Completion{Operation: id, Class: ClassAmbiguous, Message: "the executor does not know the operation"}, nil
-	}
-	if e.ended {
-		return e.completion, nil
+		return unknown, nil
 	}
 	x.stats.Expired++
-	if e == e.ledger.running {
-		e.end(e.outcome(ClassAmbiguous, "no answer before the deadline"))
-		return e.completion, e.cancel
+	if e == l.running {
+		e.over = e.keep(x.result(e, e.outcome(ClassAmbiguous, "no answer before the deadline")))
+		return e.over.completion, e.cancel
 	}
-	l := e.ledger
 	l.waiting = slices.DeleteFunc(l.waiting, func(w *execution) bool { return w == e })
 	x.stats.Queued--
-	e.end(e.outcome(ClassNotStarted, "an earlier call of the attempt did not return before the deadline"))
-	return e.completion, nil
+	r := e.keep(x.result(e, e.outcome(ClassNotStarted, "an earlier call of the attempt did not return before the deadline")))
+	return r.completion, nil
 }
 
 // Retire implements [EffectExecutor]. What waits is dropped and never runs,
@@ -262,14 +280,14 @@ func (x *Executor) Retire(attempt NodeAttemptID) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.retired.Add(uint64(attempt))
-	l := x.attempts[attempt]
+	l := x.attempts.Get(uint64(attempt))
 	if l == nil {
 		return
 	}
 	l.retired = true
 	x.drop(l)
 	if l.running == nil {
-		delete(x.attempts, attempt)
+		x.attempts.Delete(uint64(attempt))
 	}
 }
 
@@ -281,7 +299,7 @@ func (x *Executor) Running() []RunningCall {
 	for i, e := range x.calls {
 		running[i] = RunningCall{
 			Operation: e.effect.Operation, Kind: e.effect.Kind, Node: e.effect.Key.Node,
-			Since: e.effect.DispatchedAt, Expired: e.ended,
+			Since: e.effect.DispatchedAt, Expired: e.over != nil,
 		}
 	}
 	slices.SortFunc(running, func(a, b RunningCall) int { return compareOperations(a.Operation, b.Operation) })
@@ -293,10 +311,10 @@ func (x *Executor) Stats() ExecutorStats {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	stats := x.stats
-	stats.Attempts = len(x.attempts)
+	stats.Attempts = x.attempts.Len()
 	stats.Running = len(x.calls)
 	for _, e := range x.calls {
-		if e.ended {
+		if e.over != nil {
 			stats.RunningExpired++
 		}
 	}
@@ -342,16 +360,17 @@ func (x *Executor) shut() {
 		cancels[i] = e.cancel
 		dropped = append(dropped, x.drop(e.ledger)...)
 	}
-	for _, e := range dropped {
-		e.end(e.outcome(ClassNotStarted, "the executor was closed"))
+	slices.SortFunc(dropped, func(a, b *execution) int { return compareOperations(a.effect.Operation, b.effect.Operation) })
+	ends := make([]*result, len(dropped))
+	for i, e := range dropped {
+		ends[i] = e.keep(x.result(e, e.outcome(ClassNotStarted, "the executor was closed")))
 	}
 	x.mu.Unlock()
 	for _, cancel := range cancels {
 		cancel()
 	}
-	slices.SortFunc(dropped, func(a, b *execution) int { return compareOperations(a.effect.Operation, b.effect.Operation) })
-	for _, e := range dropped {
-		x.hand(e)
+	for i, e := range dropped {
+		x.hand(e.effect.Key.Node, ends[i].completion)
 	}
 }
 
@@ -364,7 +383,8 @@ func (x *Executor) run(e *execution) {
 		}
 		// The backend, or Deliver, called runtime.Goexit, which cannot be
 		// stopped. This goroutine is lost to whatever waits.
-		x.spawn(func() { x.run(e) })
+		next := e
+		x.spawn(func() { x.run(next) })
 	}()
 	for e != nil {
 		x.serve(&e)
@@ -389,7 +409,7 @@ func (x *Executor) serve(current **execution) {
 		var counts bool
 		*current, counts = x.settle(e, completion, !returned)
 		if counts {
-			x.hand(e)
+			x.hand(e.effect.Key.Node, completion)
 		}
 	}()
 	completion = x.call(e)
@@ -399,6 +419,7 @@ func (x *Executor) serve(current **execution) {
 // settle takes the outcome of a call that has returned. It returns what is to
 // run next on this attempt, if anything waits, and whether the outcome counts.
 func (x *Executor) settle(e *execution, completion Completion, panicked bool) (next *execution, counts bool) {
+	r := x.result(e, completion) // before, because everybody waits for the lock
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	last := len(x.calls) - 1
@@ -406,25 +427,24 @@ func (x *Executor) settle(e *execution, completion Completion, panicked bool) (n
 	x.calls[e.place] = x.calls[last]
 	x.calls[last] = nil
 	x.calls = x.calls[:last]
-	e.ctx, e.cancel = nil, nil
 
 	l := e.ledger
 	l.running = nil
-	if e.effect.Kind == CreateLease && (e.ended || len(l.waiting) > 0) {
+	if e.effect.Kind == CreateLease && (e.over != nil || len(l.waiting) > 0) {
 		l.lateCreate = true
 	}
 	if panicked {
 		x.stats.Panics++
 	}
-	if counts = !e.ended; counts {
+	if counts = e.over == nil; counts {
 		x.stats.Completed++
-		e.end(completion)
+		e.keep(r)
 	} else {
 		x.stats.LateDiscarded++
 	}
 	switch {
 	case l.retired:
-		delete(x.attempts, e.effect.Operation.Attempt)
+		x.attempts.Delete(uint64(e.effect.Operation.Attempt))
 	case len(l.waiting) > 0:
 		next = l.waiting[0]
 		l.waiting = slices.Delete(l.waiting, 0, 1)
@@ -462,10 +482,10 @@ func (x *Executor) leave() {
 	}
 }
 
-// hand delivers the completion of e. A panic of Deliver is counted and goes no
+// hand delivers a completion. A panic of Deliver is counted and goes no
 // further: the driver gets the same completion when it asks to expire the
 // operation.
-func (x *Executor) hand(e *execution) {
+func (x *Executor) hand(node LogicalNodeID, completion Completion) {
 	defer func() {
 		if recover() != nil {
 			x.mu.Lock()
@@ -474,8 +494,7 @@ func (x *Executor) hand(e *execution) {
 		}
 	}()
 	x.deliver(Observation{
-		Kind: OperationCompleted, Node: e.effect.Key.Node, Attempt: e.effect.Operation.Attempt,
-		Completion: e.completion,
+		Kind: OperationCompleted, Node: node, Attempt: completion.Operation.Attempt, Completion: completion,
 	})
 }
 
@@ -488,37 +507,37 @@ func (x *Executor) call(e *execution) Completion {
 	case CreateLease:
 		var result CreateLeaseResult
 		result, err = x.backend.CreateLease(e.ctx, CreateLeaseRequest{
-			Key: effect.Key, Operation: effect.Operation, Spec: effect.Spec(), AdoptOnly: effect.AdoptOnly,
+			Key: effect.Key, Operation: effect.Operation, Spec: effect.spec(), AdoptOnly: effect.AdoptOnly,
 			CreatesSent: effect.CreatesSent, LastCreateAt: e.lastCreateAt, Now: effect.DispatchedAt,
 		})
 		answer.Lease, answer.Endpoint = result.Lease, cloneEndpoint(result.Endpoint)
 	case LookupEndpoint:
 		var result LookupEndpointResult
 		result, err = x.backend.LookupEndpoint(e.ctx, LookupEndpointRequest{
-			Key: effect.Key, Operation: effect.Operation, Spec: effect.Spec(), Lease: effect.Lease,
+			Key: effect.Key, Operation: effect.Operation, Spec: effect.spec(), Lease: effect.Lease,
 		})
 		answer.Endpoint = cloneEndpoint(result.Endpoint)
 	case StartBootstrap:
 		var result StartBootstrapResult
 		result, err = x.backend.StartBootstrap(e.ctx, StartBootstrapRequest{
-			Key: effect.Key, Operation: effect.Operation, Spec: effect.Spec(), Lease: effect.Lease,
+			Key: effect.Key, Operation: effect.Operation, Spec: effect.spec(), Lease: effect.Lease,
 			Endpoint: effect.endpoint(),
 			Sink:     NewBootstrapSink(effect.Key.Node, effect.Operation.Attempt, x.deliver),
 		})
 		answer.Session = result.Session
 	case BootstrapConvergenceObserved:
 		err = x.backend.BootstrapConvergenceObserved(e.ctx, BootstrapConvergenceObservedRequest{
-			Key: effect.Key, Operation: effect.Operation, Spec: effect.Spec(), Lease: effect.Lease,
+			Key: effect.Key, Operation: effect.Operation, Spec: effect.spec(), Lease: effect.Lease,
 			Endpoint: effect.endpoint(), Session: effect.Session, Swactor: effect.Swactor,
 		})
 	case CancelBootstrap:
 		err = x.backend.CancelBootstrap(e.ctx, CancelBootstrapRequest{
-			Key: effect.Key, Operation: effect.Operation, Spec: effect.Spec(), Lease: effect.Lease,
+			Key: effect.Key, Operation: effect.Operation, Spec: effect.spec(), Lease: effect.Lease,
 			Endpoint: cloneEndpoint(effect.Endpoint), Session: effect.Session,
 		})
 	case DestroyLease:
 		err = x.backend.DestroyLease(e.ctx, DestroyLeaseRequest{
-			Key: effect.Key, Operation: effect.Operation, Spec: effect.Spec(), Lease: effect.Lease,
+			Key: effect.Key, Operation: effect.Operation, Spec: effect.spec(), Lease: effect.Lease,
 			CreatesSent: effect.CreatesSent, LastCreateAt: e.lastCreateAt, Now: effect.DispatchedAt,
 		})
 	}
@@ -533,26 +552,42 @@ func (e *execution) outcome(class FailureClass, message string) Completion {
 	return Completion{Operation: e.effect.Operation, Kind: e.effect.Kind, Class: class, Message: message}
 }
 
-// end records the completion for good, in the place of the oldest one kept.
-func (e *execution) end(completion Completion) {
-	e.ended, e.completion = true, completion
-	l := e.ledger
-	l.ended[l.next] = e
-	l.next = (l.next + 1) % keptResults
+// result returns what is kept of e.
+func (x *Executor) result(e *execution, completion Completion) *result {
+	return &result{e.effect.fingerprint(x.seed), completion}
 }
 
-// find returns the execution of that sequence, or nil.
-func (l *ledger) find(sequence uint64) *execution {
-	if e := l.running; e != nil && e.effect.Operation.Sequence == sequence {
+// keep records what came of e for good, in the place of the oldest result. The
+// caller holds mu.
+func (e *execution) keep(r *result) *result {
+	l := e.ledger
+	l.ended[l.next] = r
+	l.next = (l.next + 1) % keptResults
+	return r
+}
+
+// result returns what came of the operation of that sequence, or nil if it has
+// not ended or is not kept.
+func (l *ledger) result(sequence uint64) *result {
+	if e := l.running; e != nil && e.over != nil && e.effect.Operation.Sequence == sequence {
+		return e.over
+	}
+	for _, r := range l.ended {
+		if r != nil && r.completion.Operation.Sequence == sequence {
+			return r
+		}
+	}
+	return nil
+}
+
+// open returns the execution of that sequence, or nil if none waits or runs that
+// has not ended.
+func (l *ledger) open(sequence uint64) *execution {
+	if e := l.running; e != nil && e.over == nil && e.effect.Operation.Sequence == sequence {
 		return e
 	}
 	for _, e := range l.waiting {
 		if e.effect.Operation.Sequence == sequence {
-			return e
-		}
-	}
-	for _, e := range l.ended {
-		if e != nil && e.effect.Operation.Sequence == sequence {
 			return e
 		}
 	}

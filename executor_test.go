@@ -662,7 +662,7 @@ func TestExecutorTellsOfCreatesThatOverran(t *testing.T) {
 	})
 	t.Run("never after the request's own now", func(t *testing.T) {
 		x, _, _ := begin(t)
-		l := x.attempts[1]
+		l := x.attempts.Get(1)
 		l.lateCreateAt = atSecond(500)
 		effect := withLast(2, DestroyLease, 400)
 		require.Equal(t, atSecond(400), l.lastCreate(&effect))
@@ -807,7 +807,7 @@ func TestExecutorRetire(t *testing.T) {
 	submit(t, x, false, executorEffect(1, 1, CreateLease))
 	work.release(0)
 	x.Retire(1)
-	require.Empty(t, x.attempts, "nothing runs: dropped at once")
+	require.Zero(t, x.attempts.Len(), "nothing runs: dropped at once")
 	refused(1, 1)
 	refused(1, 2)
 	require.Equal(t, ClassAmbiguous, x.Expire(operationID(1, 1)).Class)
@@ -817,13 +817,13 @@ func TestExecutorRetire(t *testing.T) {
 	x.Expire(operationID(2, 1))
 	x.Retire(2)
 	x.Retire(2)
-	require.Len(t, x.attempts, 1, "kept while its call runs")
+	require.Equal(t, 1, x.attempts.Len(), "kept while its call runs")
 	require.Equal(t, ExecutorStats{Submitted: 4, Completed: 1, Expired: 1, Dropped: 2, Attempts: 1, Running: 1, RunningExpired: 1}, x.Stats())
 	refused(2, 1)
 	refused(2, 2)
 	refused(2, 4)
 	work.release(0)
-	require.Empty(t, x.attempts)
+	require.Zero(t, x.attempts.Len())
 	require.Empty(t, work.work)
 	require.Len(t, backend.taken(), 2, "what waited never ran")
 	refused(2, 4)
@@ -835,7 +835,7 @@ func TestExecutorRetire(t *testing.T) {
 	x.Retire(3)
 	work.release(0)
 	require.Equal(t, []string{"1/1 none", "3/1 none"}, log.completions())
-	require.Empty(t, x.attempts)
+	require.Zero(t, x.attempts.Len())
 	submit(t, x, false, executorEffect(4, 1, CreateLease)) // an attempt between retired ones is new
 }
 
@@ -1054,14 +1054,14 @@ func TestExecutorKeepsFewResults(t *testing.T) {
 	require.Len(t, log.all(), 10_000)
 	kept := 0
 	for sequence := range uint64(10_000) {
-		if x.attempts[1].find(sequence+1) != nil {
+		if x.attempts.Get(1).result(sequence+1) != nil {
 			kept++
 		}
 	}
 	require.Equal(t, 8, kept)
-	require.Empty(t, x.attempts[1].waiting)
+	require.Empty(t, x.attempts.Get(1).waiting)
 	x.Retire(1)
-	require.Empty(t, x.attempts)
+	require.Zero(t, x.attempts.Len())
 	_, err := x.Submit(executorEffect(1, 10_000, LookupEndpoint))
 	require.ErrorIs(t, err, ErrOperationRetired)
 	require.Len(t, backend.taken(), 10_000)
@@ -1085,8 +1085,8 @@ func TestExecutorForgetsAttempts(t *testing.T) {
 		submit(t, x, false, executorEffect(attempt, 1, CreateLease), executorEffect(attempt, 2, DestroyLease))
 		x.Retire(attempt)
 		backend.requests = backend.requests[:0]
-		if len(x.attempts) > longLived || x.retired.Size() > 2*longLived+3 {
-			require.Fail(t, "memory grows", "%d ledgers, retired set of size %d after %d attempts", len(x.attempts), x.retired.Size(), i)
+		if x.attempts.Len() > longLived || x.retired.Size() > 2*longLived+3 {
+			require.Fail(t, "memory grows", "%d ledgers, retired set of size %d after %d attempts", x.attempts.Len(), x.retired.Size(), i)
 		}
 	}
 	require.Empty(t, x.calls)
