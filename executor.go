@@ -12,6 +12,7 @@ import (
 
 	"github.com/swactor/provisioning/internal/idmap"
 	"github.com/swactor/provisioning/internal/idset"
+	"github.com/swactor/provisioning/internal/workers"
 )
 
 // keptResults is how many results of a live attempt can be replayed. The
@@ -48,7 +49,8 @@ type ExecutorConfig struct {
 	// Go has to run f in the end: at once, on a goroutine, or when a test
 	// says so. A call counts as running from the moment it is handed to Go,
 	// so one that Go holds back past its deadline is made with a ctx that is
-	// done. Nil starts a goroutine.
+	// done. Nil makes every call on a goroutine, and one goroutine makes one
+	// call after the other while they return at once.
 	Go func(f func())
 }
 
@@ -153,7 +155,7 @@ func NewExecutor(backend EffectBackend, config ExecutorConfig) (*Executor, error
 	}
 	spawn := config.Go
 	if spawn == nil {
-		spawn = func(f func()) { go f() }
+		spawn = new(workers.Pool).Run
 	}
 	return &Executor{
 		backend: backend, deliver: config.Deliver, spawn: spawn, seed: maphash.MakeSeed(), idle: make(chan struct{}),
