@@ -390,6 +390,9 @@ func TestWrappersKeepTheContract(t *testing.T) {
 			Group:   opGroup("", "fake", 0),
 			Live:    func(key provisioning.ExternalKey) (int, error) { return fake.LiveKey(key), nil },
 			Advance: func(d time.Duration) { fake.AdvanceTo(fake.Now().Add(d)) },
+			LoseAnswer: func(key provisioning.ExternalKey, kind provisioning.OperationKind) {
+				fake.Script(key.Node, kind, fakebackend.DoneError())
+			},
 		}
 	})
 	require.NoError(t, report.Err(), "%v", report)

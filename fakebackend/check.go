@@ -25,6 +25,15 @@ type Subject struct {
 	// Advance moves the clock of the subject on; it may be called while
 	// calls of the backend run. Nil: the subject lives in real time.
 	Advance func(time.Duration)
+	// Classes say how the provider tells a repeated create from a new one,
+	// each way that the backend makes use of. Cases about another class are
+	// not run: each rents machines, for a fault that this provider cannot
+	// bring about. Empty: all are run.
+	Classes []Class
+	// LoseAnswer tells the provider to carry out the next request of that
+	// kind, CreateLease or DestroyLease, for the key and then to answer with
+	// an error, as one does whose front end loses its connection.
+	LoseAnswer func(provisioning.ExternalKey, provisioning.OperationKind)
 	// Patience is how long the kit waits for a call, repeated like the
 	// driver would, to come to its end, or for a join: at least the settle
 	// time of the backend (B3) and the longest boot. It is in the time of
@@ -52,6 +61,9 @@ type CaseResult struct {
 	// Rule is the rule that the case is about. Its failures may be of
 	// another one, when a step on the way there went wrong.
 	Rule, Case string
+	// Why is what the case is there for: what happens in earnest, and what it
+	// costs who gets it wrong.
+	Why string
 	// NotRun is why the case says nothing, empty if it was run.
 	NotRun   string
 	Failures []Failure
@@ -75,30 +87,39 @@ func (r Report) Err() error {
 	return &CheckError{Failures: failures}
 }
 
-// String returns a line for each case and one for each failure, machine left
-// and reason not to run.
+// String tells a case in a line, a failed one as a lesson: why it matters, what
+// was seen, and what a backend does instead. A line at the end counts them.
 func (r Report) String() string {
 	var b strings.Builder
+	passed, failed, notRun := 0, 0, 0
 	for _, c := range r.Cases {
 		verdict := "ok"
 		switch {
 		case c.Failures != nil:
 			verdict = "FAILED"
+			failed++
 		case c.NotRun != "":
 			verdict = "not run"
+			notRun++
+		default:
+			passed++
 		}
 		fmt.Fprintf(&b, "%-8s%-9s%s", verdict, c.Rule, c.Case)
 		if c.NotRun != "" {
 			fmt.Fprintf(&b, ": %s", c.NotRun)
 		}
 		b.WriteByte('\n')
+		if c.Failures != nil && c.Why != "" {
+			fmt.Fprintf(&b, "        why      %s\n", c.Why)
+		}
 		for _, f := range c.Failures {
-			fmt.Fprintf(&b, "        %s: %s. %s\n", f.Rule, f.Problem, f.Lesson)
+			fmt.Fprintf(&b, "        seen     %s: %s\n        instead  %s\n", f.Rule, f.Problem, f.Lesson)
 		}
 		for _, key := range c.Left {
 			fmt.Fprintf(&b, "        may be left behind: %s of run %s, attempt %d (%s)\n", key.Node, key.Run, key.Attempt, key.Token())
 		}
 	}
+	fmt.Fprintf(&b, "%d passed, %d failed, %d not run\n", passed, failed, notRun)
 	return b.String()
 }
 
@@ -137,8 +158,8 @@ func (e *CheckError) Error() string {
 //
 // What only a fault of the provider brings to light (several matches for one
 // key, a cut connection) is seen only if the subject plays such faults. Cases
-// that need a missing field of the Subject are not run; [CheckReport] says
-// which.
+// that need a missing field of the Subject, or are about a class of provider
+// that Classes leaves out, are not run; [CheckReport] says which.
 func Check(newSubject func() Subject) error { return CheckReport(newSubject).Err() }
 
 // CheckReport does what [Check] does and tells the outcome of every case.
@@ -158,12 +179,19 @@ type checkCase struct {
 	rule, name  string
 	needLive    bool
 	needAdvance bool
-	lesson      string
+	needLose    bool
+	about       *Class // of provider; nil: any
+	why, lesson string
 	run         func(k *kit)
 }
 
+// concerns reports whether the case is about a provider of those classes.
+func (c checkCase) concerns(classes []Class) bool {
+	return c.about == nil || len(classes) == 0 || slices.Contains(classes, *c.about)
+}
+
 func runCase(c checkCase, run provisioning.RunID, newSubject func() Subject) (result CaseResult) {
-	result.Rule, result.Case = c.rule, c.name
+	result.Rule, result.Case, result.Why = c.rule, c.name, c.why
 	subject := newSubject()
 	if subject.Close != nil {
 		defer subject.Close()
@@ -174,10 +202,14 @@ func runCase(c checkCase, run provisioning.RunID, newSubject func() Subject) (re
 	switch {
 	case subject.Backend == nil:
 		k.failAs(Contract, "set Subject.Backend", "the subject has no backend")
+	case !c.concerns(subject.Classes):
+		k.notRun = fmt.Sprintf("is about providers of class %v", *c.about)
 	case c.needLive && subject.Live == nil:
 		k.notRun = "needs Subject.Live"
 	case c.needAdvance && subject.Advance == nil:
 		k.notRun = "needs Subject.Advance"
+	case c.needLose && subject.LoseAnswer == nil:
+		k.notRun = "needs Subject.LoseAnswer"
 	default:
 		k.fenced(func() { c.run(k) })
 		k.giveBack()

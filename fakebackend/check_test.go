@@ -12,6 +12,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode"
 
 	"github.com/stretchr/testify/require"
 
@@ -30,6 +31,7 @@ type reference struct {
 	machines map[string]*refMachine // by token
 	made     int
 	latest   provisioning.ProviderLeaseID
+	lose     map[string]bool // answers that get lost, by token and operation
 }
 
 type refMachine struct {
@@ -45,6 +47,10 @@ type refMachine struct {
 	started int
 	told    bool // that it is gone
 	also    int  // machines made beside it by a flaw
+	listed  bool // it is old enough to be in a list that lags
+	cut     bool // its create was cut off
+	lost    bool // the answer to its create was lost
+	past    bool // it is gone for so long that nobody knows of it
 }
 
 const (
@@ -52,6 +58,8 @@ const (
 	refBoot    = 3 * time.Second
 	refJoin    = 5 * time.Second
 	refGoing   = 2 * time.Second
+	refLag     = time.Minute
+	refForget  = 30 * time.Minute
 )
 
 func (r *reference) token(key provisioning.ExternalKey) string {
@@ -64,6 +72,17 @@ func (r *reference) token(key provisioning.ExternalKey) string {
 		return fmt.Sprint(key.Run, "-", key.Node, "-", key.Attempt)
 	case "a key that takes w-10 for w-1":
 		key.Node = provisioning.LogicalNodeID(strings.TrimSuffix(string(key.Node), "0"))
+	case "a name that is cut":
+		key.Node = key.Node[:min(len(key.Node), 63)]
+	case "a name in lower case":
+		key.Node = provisioning.LogicalNodeID(strings.ToLower(string(key.Node)))
+	case "a name without what cannot be in it":
+		key.Node = provisioning.LogicalNodeID(strings.Map(func(c rune) rune {
+			if c == '_' || c == '.' || c > unicode.MaxASCII {
+				return 'x'
+			}
+			return c
+		}, string(key.Node)))
 	}
 	return key.Token()
 }
@@ -81,6 +100,7 @@ func (r *reference) landing(key provisioning.ExternalKey) *refMachine {
 		m.lives = true
 		close(m.landed)
 		r.after(refBoot, func() { r.mu.Lock(); m.booted = true; r.mu.Unlock() })
+		r.after(refLag, func() { r.mu.Lock(); m.listed = true; r.mu.Unlock() })
 	})
 	return m
 }
@@ -88,6 +108,9 @@ func (r *reference) landing(key provisioning.ExternalKey) *refMachine {
 func (r *reference) CreateLease(ctx context.Context, req provisioning.CreateLeaseRequest) (provisioning.CreateLeaseResult, error) {
 	if r.flaw == "no capacity" && !req.AdoptOnly {
 		return provisioning.CreateLeaseResult{}, provisioning.RetryAfter(provisioning.Definite(errors.New("no capacity")), time.Minute)
+	}
+	if r.flaw == "a ctx that is done is a Definite no" && ctx.Err() != nil {
+		return provisioning.CreateLeaseResult{}, provisioning.Definite(ctx.Err())
 	}
 	r.mu.Lock()
 	m := r.machines[r.token(req.Key)]
@@ -122,6 +145,9 @@ func (r *reference) CreateLease(ctx context.Context, req provisioning.CreateLeas
 	case m != nil && m.spent && r.flaw == "a spent key is adopted anew" && req.AdoptOnly:
 		m = r.landing(req.Key)
 		m.lives = true
+	case m != nil && m.spent && r.flaw == "a spent token gives its dead lease" && !req.AdoptOnly:
+		r.mu.Unlock()
+		return provisioning.CreateLeaseResult{Lease: m.lease}, nil
 	case m != nil && m.spent && r.flaw == "a dead machine is named":
 		r.mu.Unlock()
 		return provisioning.CreateLeaseResult{}, provisioning.LeaseLostWith(m.lease, errors.New("found dead"))
@@ -130,6 +156,13 @@ func (r *reference) CreateLease(ctx context.Context, req provisioning.CreateLeas
 		return provisioning.CreateLeaseResult{}, provisioning.LeaseLost(errors.New("token spent"))
 	case m != nil && r.flaw == "a second create buys under the same lease" && !req.AdoptOnly && m.lives:
 		m.also++
+	case m != nil && r.flaw == "a create that was cut off is sent anew" && !req.AdoptOnly && m.cut,
+		m != nil && r.flaw == "a create that was answered with an error is sent anew" && !req.AdoptOnly && m.lost,
+		m != nil && r.flaw == "a list that lags is believed" && !req.AdoptOnly && !m.listed && req.Now.Sub(req.LastCreateAt) > 20*time.Second:
+		m.also, m.cut, m.lost = m.also+1, false, false
+	case m != nil && r.flaw == "a list that lags is believed when adopting" && req.AdoptOnly && !m.listed && req.Now.Sub(req.LastCreateAt) > 20*time.Second:
+		r.mu.Unlock()
+		return provisioning.CreateLeaseResult{}, provisioning.ErrNothingToAdopt
 	case m != nil && r.flaw == "every create buys" && !req.AdoptOnly:
 		m = nil
 	case m != nil && r.flaw == "the zone follows the hour" && req.Now.Sub(req.LastCreateAt) > 30*time.Minute:
@@ -157,9 +190,10 @@ func (r *reference) CreateLease(ctx context.Context, req provisioning.CreateLeas
 	case "create leaves its goroutine":
 		runtime.Goexit()
 	}
-	select {
-	case <-m.landed:
-	case <-ctx.Done():
+	if !m.awaited(ctx) {
+		r.mu.Lock()
+		m.cut = true
+		r.mu.Unlock()
 		if r.flaw == "a cut create is Definite" {
 			return provisioning.CreateLeaseResult{}, provisioning.Definite(ctx.Err())
 		}
@@ -170,6 +204,15 @@ func (r *reference) CreateLease(ctx context.Context, req provisioning.CreateLeas
 			return provisioning.CreateLeaseResult{}, provisioning.Definite(ctx.Err())
 		}
 		return provisioning.CreateLeaseResult{}, ctx.Err()
+	}
+	if r.loses(req.Key, provisioning.CreateLease) {
+		r.mu.Lock()
+		m.lost = true
+		r.mu.Unlock()
+		if r.flaw == "a lost answer is a Definite no" {
+			return provisioning.CreateLeaseResult{}, provisioning.Definite(errReset)
+		}
+		return provisioning.CreateLeaseResult{}, errReset
 	}
 	switch r.flaw {
 	case "calls share a variable":
@@ -184,6 +227,38 @@ func (r *reference) CreateLease(ctx context.Context, req provisioning.CreateLeas
 	return provisioning.CreateLeaseResult{Lease: m.lease}, nil
 }
 
+// awaited waits until the machine is there. One that is, is found however little
+// time is left.
+func (m *refMachine) awaited(ctx context.Context) bool {
+	select {
+	case <-m.landed:
+		return true
+	default:
+	}
+	select {
+	case <-m.landed:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+var errReset = errors.New("connection reset by peer")
+
+func (r *reference) loseAnswer(key provisioning.ExternalKey, kind provisioning.OperationKind) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lose[fmt.Sprint(r.token(key), kind)] = true
+}
+
+func (r *reference) loses(key provisioning.ExternalKey, kind provisioning.OperationKind) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	answer := fmt.Sprint(r.token(key), kind)
+	defer delete(r.lose, answer)
+	return r.lose[answer]
+}
+
 func (r *reference) find(key provisioning.ExternalKey) *refMachine {
 	if m := r.machines[r.token(key)]; m != nil && m.lives {
 		return m
@@ -192,9 +267,15 @@ func (r *reference) find(key provisioning.ExternalKey) *refMachine {
 }
 
 func (r *reference) LookupEndpoint(ctx context.Context, req provisioning.LookupEndpointRequest) (provisioning.LookupEndpointResult, error) {
+	if r.flaw == "a look-up that is cut off loses the machine" && ctx.Err() != nil {
+		return provisioning.LookupEndpointResult{}, provisioning.LeaseLost(ctx.Err())
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch m := r.find(req.Key); {
+	case m == nil && r.flaw == "an address is remembered" && r.machines[r.token(req.Key)] != nil:
+	case m == nil && r.flaw == "gone is not yet":
+		return provisioning.LookupEndpointResult{}, nil
 	case m == nil:
 		return provisioning.LookupEndpointResult{}, errors.New("no such machine")
 	case !m.booted || r.flaw == "never answers":
@@ -210,6 +291,9 @@ func (r *reference) StartBootstrap(ctx context.Context, req provisioning.StartBo
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m := r.find(req.Key)
+	if m == nil && r.flaw == "a start just connects to the address" && r.machines[r.token(req.Key)] != nil {
+		return provisioning.StartBootstrapResult{Session: "another one's"}, nil
+	}
 	if m == nil || !m.booted {
 		return provisioning.StartBootstrapResult{}, errors.New("no such machine")
 	}
@@ -266,6 +350,14 @@ func (r *reference) CancelBootstrap(ctx context.Context, req provisioning.Cancel
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m := r.find(req.Key)
+	if r.flaw == "cancel looks at an endpoint that it may not have" && req.Endpoint.Port == 0 {
+		return errors.New("no port")
+	}
+	if r.flaw == "cancel ends the sessions of the slot" {
+		for _, other := range r.machines {
+			other.ended = other.ended || other.key.Node == req.Key.Node
+		}
+	}
 	if m == nil || m.session != req.Session {
 		if r.flaw == "an unknown session is an error" {
 			return errors.New("no such session")
@@ -280,10 +372,14 @@ func (r *reference) DestroyLease(ctx context.Context, req provisioning.DestroyLe
 	if r.flaw == "destroy panics" {
 		panic("index out of range")
 	}
+	lost := r.loses(req.Key, provisioning.DestroyLease)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m := r.machines[r.token(req.Key)]
 	if m == nil || !m.lives {
+		if m != nil && m.past && r.flaw == "destroy of what is forgotten is an error" {
+			return errors.New("no such machine")
+		}
 		if m != nil && m.told && r.flaw == "destroy of what is gone is an error" {
 			return errors.New("no such machine")
 		}
@@ -309,7 +405,19 @@ func (r *reference) DestroyLease(ctx context.Context, req provisioning.DestroyLe
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			m.lives, m.going, m.spent = false, false, true
+			m.also = 0
+			r.after(refForget, func() { r.mu.Lock(); m.past = true; r.mu.Unlock() })
 		})
+	}
+	if r.flaw == "destroy takes the slot along" {
+		for _, other := range r.machines {
+			if other.key.Node == req.Key.Node && other.lives && other != m {
+				other.lives, other.spent = false, true
+			}
+		}
+	}
+	if lost && r.flaw == "an error of destroy is ignored" {
+		return nil
 	}
 	if r.flaw == "accepted is gone" {
 		return nil
@@ -387,13 +495,15 @@ func (v *virtual) advance(d time.Duration) {
 func report(flaw string, change func(*Subject, *reference)) Report {
 	return CheckReport(func() Subject {
 		clock := new(virtual)
-		r := &reference{flaw: flaw, after: clock.after, freed: make(chan struct{}), machines: make(map[string]*refMachine)}
+		r := &reference{flaw: flaw, after: clock.after, freed: make(chan struct{}), machines: make(map[string]*refMachine), lose: make(map[string]bool)}
 		s := Subject{
 			Backend: r,
 			Group:   provisioning.NodeGroupSpec{SwarmJoin: provisioning.SwarmJoinTemplate{JoinTokenRef: "vault:swarm/join-token"}},
 			Live:    r.live,
 			Advance: clock.advance,
 			Close:   func() { close(r.freed) },
+
+			LoseAnswer: r.loseAnswer,
 		}
 		if change != nil {
 			change(&s, r)
@@ -424,12 +534,19 @@ func TestCheckPassesReference(t *testing.T) {
 		"nobody counts":            func(s *Subject, r *reference) { s.Live = nil },
 		"a dead machine is named":  func(s *Subject, r *reference) { r.flaw = "a dead machine is named" },
 		"joins are seen elsewhere": func(s *Subject, r *reference) { r.flaw = "joins are seen elsewhere" },
+		"no answer can be lost":    func(s *Subject, r *reference) { s.LoseAnswer = nil },
+		"its class is known":       func(s *Subject, r *reference) { s.Classes = []Class{Token} },
+		"it has two classes":       func(s *Subject, r *reference) { s.Classes = []Class{Token, Name} },
 	}
 	notRun := map[string][]string{
-		"in real time":             {"retry-later", "late-create-then-adopt", "late-create-then-destroy"},
-		"in real time, slowly":     {"retry-later", "late-create-then-adopt", "late-create-then-destroy"},
-		"nobody counts":            {"late-create-then-adopt", "late-create-then-destroy", "adopt-after-destroy", "destroy-means-gone", "create-after-destroy"},
+		"in real time":         {"retry-later", "late-create-then-adopt", "late-create-then-destroy", "list-lag"},
+		"in real time, slowly": {"retry-later", "late-create-then-adopt", "late-create-then-destroy", "list-lag"},
+		"nobody counts": {"cut-create-then-retry", "late-create-then-adopt", "late-create-then-destroy", "list-lag",
+			"adopt-after-destroy", "destroy-means-gone", "create-after-destroy", "spent-token"},
 		"joins are seen elsewhere": {"join-before-close"},
+		"no answer can be lost":    {"accepted-then-error"},
+		"its class is known":       {"list-lag", "name-conflict"},
+		"it has two classes":       {"list-lag"},
 	}
 	for name, change := range variants {
 		t.Run(name, func(t *testing.T) {
@@ -466,8 +583,44 @@ func fakeReport(class Class, script func(*Backend, provisioning.LogicalNodeID)) 
 			Live:    func(key provisioning.ExternalKey) (int, error) { return b.LiveKey(key), nil },
 			Advance: func(d time.Duration) { b.AdvanceTo(b.Now().Add(d)) },
 			Close:   b.Close,
+
+			LoseAnswer: func(key provisioning.ExternalKey, kind provisioning.OperationKind) {
+				b.Script(key.Node, kind, DoneError())
+			},
 		}
 	})
+}
+
+// A case is about something: each of the list that its rule promises is there,
+// and each flaw below is found by the case that tells its story.
+func TestCheckCases(t *testing.T) {
+	for flaw, name := range map[string]string{
+		"every create buys":                                     "create-twice",
+		"a create that was cut off is sent anew":                "cut-create-then-retry",
+		"a create that was answered with an error is sent anew": "accepted-then-error",
+		"a lost answer is a Definite no":                        "accepted-then-error",
+		"a list that lags is believed":                          "list-lag",
+		"a list that lags is believed when adopting":            "list-lag",
+		"a name that is cut":                                    "name-conflict",
+		"a spent token gives its dead lease":                    "spent-token",
+		"destroy of what is forgotten is an error":              "destroy-twice",
+		"an address is remembered":                              "address-reuse",
+		"cancel ends the sessions of the slot":                  "two-attempts",
+		"a ctx that is done is a Definite no":                   "error-classes",
+	} {
+		t.Run(flaw, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var seenBy []string
+				for _, c := range report(flaw, nil).Cases {
+					require.NotEmpty(t, c.Why, c.Case)
+					if c.Failures != nil {
+						seenBy = append(seenBy, c.Case)
+					}
+				}
+				require.Contains(t, seenBy, name)
+			})
+		})
+	}
 }
 
 // The fake keeps the contract, also where the provider that it plays loses
@@ -544,10 +697,12 @@ func expectBroken(t *testing.T, rule string, flaws map[string][]string) {
 
 func TestBackend_B1Broken(t *testing.T) {
 	expectBroken(t, "B1", map[string][]string{
-		"every start begins anew":                   nil,
-		"a second start is an error":                nil,
-		"a second create buys under the same lease": {"B2"}, // also where it comes later
-		"every create buys":                         {"B2"}, // also where a retry comes later
+		"every start begins anew":                               nil,
+		"a second start is an error":                            nil,
+		"a second create buys under the same lease":             {"B2"}, // also where it comes later
+		"every create buys":                                     {"B2"}, // also where a retry comes later
+		"a create that was cut off is sent anew":                nil,
+		"a create that was answered with an error is sent anew": nil,
 	})
 }
 
@@ -560,9 +715,11 @@ func TestBackend_B2Broken(t *testing.T) {
 
 func TestBackend_B3Broken(t *testing.T) {
 	expectBroken(t, "B3", map[string][]string{
-		"adopt looks at the list only":              nil,
-		"a cut create is Definite":                  nil,
-		"a lost create is sent under another token": nil,
+		"adopt looks at the list only":               nil,
+		"a cut create is Definite":                   nil,
+		"a lost create is sent under another token":  nil,
+		"a list that lags is believed":               nil,
+		"a list that lags is believed when adopting": nil,
 	})
 }
 
@@ -578,16 +735,18 @@ func TestBackend_B4Broken(t *testing.T) {
 
 func TestBackend_B5Broken(t *testing.T) {
 	expectBroken(t, "B5", map[string][]string{
-		"an unknown session is an error":      nil,
-		"destroy of what is gone is an error": nil,
+		"an unknown session is an error":           nil,
+		"destroy of what is gone is an error":      nil,
+		"destroy of what is forgotten is an error": nil,
 	})
 }
 
 func TestBackend_B6Broken(t *testing.T) {
 	expectBroken(t, "B6", map[string][]string{
-		"accepted is gone":       nil,
-		"destroy never ends":     nil,
-		"a destroyed node joins": nil,
+		"accepted is gone":               nil,
+		"destroy never ends":             nil,
+		"a destroyed node joins":         nil,
+		"an error of destroy is ignored": nil,
 	})
 }
 
@@ -601,13 +760,20 @@ func TestBackend_B7Broken(t *testing.T) {
 
 func TestBackend_B8Broken(t *testing.T) {
 	expectBroken(t, "B8", map[string][]string{
-		"a key without its attempt":          nil,
-		"a key without its run":              nil,
-		"a key that runs together":           nil,
-		"a key that takes w-10 for w-1":      nil,
-		"adopt takes a neighbour":            nil,
-		"calls share a variable":             nil,
-		"destroy takes the neighbours along": nil,
+		"a key without its attempt":            nil,
+		"a key without its run":                nil,
+		"a key that runs together":             nil,
+		"a key that takes w-10 for w-1":        nil,
+		"adopt takes a neighbour":              nil,
+		"calls share a variable":               nil,
+		"destroy takes the neighbours along":   nil,
+		"a name that is cut":                   nil,
+		"a name in lower case":                 nil,
+		"a name without what cannot be in it":  nil,
+		"cancel ends the sessions of the slot": nil,
+		"destroy takes the slot along":         nil,
+		"an address is remembered":             nil,
+		"a start just connects to the address": nil,
 	})
 }
 
@@ -627,20 +793,26 @@ func TestBackend_B10Broken(t *testing.T) {
 
 func TestBackend_B11Broken(t *testing.T) {
 	expectBroken(t, "B11", map[string][]string{
-		"a spent key buys again": nil,
+		"a spent key buys again":             nil,
+		"a spent token gives its dead lease": nil,
 	})
 }
 
 func TestBackend_ContractBroken(t *testing.T) {
 	expectBroken(t, Contract, map[string][]string{
-		"no lease":                      nil,
-		"no session":                    nil,
-		"no capacity":                   nil,
-		"never answers":                 nil,
-		"create panics":                 nil,
-		"create leaves its goroutine":   nil,
-		"destroy panics":                nil,
-		"convergence is news only once": nil,
+		"no lease":                            nil,
+		"no session":                          nil,
+		"no capacity":                         nil,
+		"never answers":                       nil,
+		"create panics":                       nil,
+		"create leaves its goroutine":         nil,
+		"destroy panics":                      nil,
+		"convergence is news only once":       nil,
+		"a ctx that is done is a Definite no": nil,
+		"a look-up that is cut off loses the machine":      nil,
+		"a lost answer is a Definite no":                   nil,
+		"gone is not yet":                                  nil,
+		"cancel looks at an endpoint that it may not have": nil,
 	})
 }
 
@@ -672,6 +844,20 @@ func TestCheckTellsWhatIsLeft(t *testing.T) {
 		require.Len(t, got.Cases[0].Left, 1)
 		require.Equal(t, provisioning.LogicalNodeID("walk-0"), got.Cases[0].Left[0].Node)
 		require.Contains(t, got.String(), "may be left behind: walk-0 of run check-")
+	})
+}
+
+// A report reads like a lesson: why, what was seen, what to do instead.
+func TestCheckReportTeaches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		text := report("destroy of what is gone is an error", func(s *Subject, r *reference) { s.Classes = []Class{Token} }).String()
+		require.Contains(t, text, "\nFAILED  B5       destroy-twice\n"+
+			"        why      a destroy whose answer is lost is sent again, and a machine can go without us; an error for what is absent keeps the slot from ever being used again\n"+
+			"        seen     B5: DestroyLease of a machine that is gone answered Definite error \"no such machine\"\n"+
+			"        instead  take \"not found\" of a destroy for success: the answer to the first may have been lost\n"+
+			"ok      B5       cancel-absent\n")
+		require.Contains(t, text, "\nnot run B8       name-conflict: is about providers of class name\n")
+		require.Regexp(t, `\n\d+ passed, 1 failed, 2 not run\n$`, text)
 	})
 }
 

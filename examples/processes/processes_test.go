@@ -101,7 +101,7 @@ func TestBackendKeepsItsContract(t *testing.T) {
 	for _, c := range report.Cases {
 		require.Empty(t, c.Left, c.Case)
 		if c.NotRun != "" {
-			require.Equal(t, "needs Subject.Advance", c.NotRun, c.Case)
+			require.Contains(t, []string{"needs Subject.Advance", "needs Subject.LoseAnswer"}, c.NotRun, c.Case)
 		}
 	}
 }
