@@ -25,6 +25,8 @@ const usage = `usage: replay [flags] JOURNAL
 
 JOURNAL is what a driver has written to its Config.Journal. Without flags the
 timeline of every slot is printed. Times count from the first pass.
+-scenario writes nothing if the journal holds what a scenario cannot say, and
+names the line.
 
 Exit status: 0 if the journal was repeated without a difference, 1 if it was
 not or is no good from some line on (what comes before is shown), 2 if nothing
@@ -43,6 +45,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	}
 	at := flags.Duration("at", -1, "explain this moment instead, for example 12m30s")
 	slot := flags.String("slot", "", "only this slot, for example w-3")
+	scenario := flags.String("scenario", "", "write a scenario to this `file` that repeats the journal against the fake provider, for go test ./internal/scenario")
 	test := flags.String("gotest", "", "write a Go test to this `file` that repeats the journal, a copy of which goes to testdata beside it")
 	refuse := func(problem any) int {
 		fmt.Fprintln(stderr, "replay:", printable(fmt.Sprint(problem)))
@@ -73,6 +76,12 @@ func run(args []string, stdout, stderr io.Writer) int {
 	}
 	node := provisioning.LogicalNodeID(*slot)
 	switch {
+	case *scenario != "" && *test != "":
+		return refuse("-scenario and -gotest are for two runs")
+	case *scenario != "":
+		if problem := writeScenario(*scenario, flags.Arg(0), journal, report, stdout); problem != nil {
+			return refuse(problem)
+		}
 	case *test != "":
 		if problem := writeTest(*test, flags.Arg(0), journal, report, stdout); problem != nil {
 			return refuse(problem)
@@ -96,7 +105,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, printable(err.Error()))
 		return 1
 	}
-	if *test == "" {
+	if *test == "" && *scenario == "" {
 		fmt.Fprintf(stdout, "%d lines, %d passes in %v, repeated without a difference.\n",
 			report.Lines, report.Passes, report.Last.Sub(report.First))
 	}

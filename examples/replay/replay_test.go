@@ -15,6 +15,7 @@ import (
 
 	"github.com/swactor/provisioning"
 	"github.com/swactor/provisioning/fakebackend"
+	"github.com/swactor/provisioning/internal/scenario"
 )
 
 // play runs the program and returns its exit status and what it printed.
@@ -173,6 +174,65 @@ func resealed(journal string) []byte {
 		sealed = fmt.Appendf(sealed, "%s,\"crc\":\"%08x\"}\n", bare, sum)
 	}
 	return sealed
+}
+
+// The scenario that is written passes, and one that says something else does not.
+func TestScenario(t *testing.T) {
+	journal, dir := incident(t), t.TempDir()
+	written := filepath.Join(dir, "bad-day.scn")
+	code, stdout, stderr := play("-scenario", written, journal)
+	require.Zero(t, code, stderr)
+	require.Regexp(t, `^wrote .*bad-day.scn, \d+ lines from \d+ of the journal's \d+, and it passes\n$`, stdout)
+	text, err := os.ReadFile(written)
+	require.NoError(t, err)
+	require.NoError(t, scenario.Run(written, string(text), scenario.Options{}))
+	require.Contains(t, string(text), "\nscript w-10 create definite\n")
+	require.Contains(t, string(text), "\nadvance 30s\n")
+	require.Contains(t, string(text), "\nexpect w-10 attempt=11 stage=Dormant intent=Active ready=true")
+	wrong := strings.Replace(string(text), "w-10 create definite", "w-10 create ok", 1)
+	require.Error(t, scenario.Run(written, wrong, scenario.Options{}))
+
+	code, _, stderr = play("-scenario", written, journal)
+	require.Equal(t, 2, code, "it is there already")
+	require.Contains(t, stderr, "exists")
+	code, _, stderr = play("-scenario", filepath.Join(dir, "bad-day.txt"), journal)
+	require.Equal(t, 2, code)
+	require.Contains(t, stderr, "ends in .scn")
+	code, _, stderr = play("-scenario", written, "-gotest", filepath.Join(dir, "a_test.go"), journal)
+	require.Equal(t, 2, code)
+	require.Contains(t, stderr, "two runs")
+
+	// Of one that was cut off, what is whole.
+	lines, err := os.ReadFile(journal)
+	require.NoError(t, err)
+	cut := filepath.Join(dir, "cut.jsonl")
+	require.NoError(t, os.WriteFile(cut, lines[:len(lines)/2], 0o644))
+	half := filepath.Join(dir, "half.scn")
+	code, stdout, stderr = play("-scenario", half, cut)
+	require.Equal(t, 1, code)
+	require.Contains(t, stdout, "and it passes")
+	require.Contains(t, stderr, "cut off")
+}
+
+// What a scenario cannot say is named, and nothing is written.
+func TestScenarioUnsayable(t *testing.T) {
+	dir := t.TempDir()
+	name, written := filepath.Join(dir, "jitter.jsonl"), filepath.Join(dir, "jitter.scn")
+	file, err := os.Create(name)
+	require.NoError(t, err)
+	driver, err := provisioning.NewClusterDriver(provisioning.ClusterShape{RunID: "r", Generation: 1},
+		provisioning.Config{Journal: file, Retry: provisioning.RetryPolicy{Jitter: 0.3}})
+	require.NoError(t, err)
+	executor, err := provisioning.NewExecutor(fakebackend.New(fakebackend.Config{}), provisioning.ExecutorConfig{Deliver: driver.Deliver})
+	require.NoError(t, err)
+	_, err = driver.DriveUntilBlocked(time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC), executor)
+	require.NoError(t, err)
+	require.NoError(t, file.Close())
+	code, stdout, stderr := play("-scenario", written, name)
+	require.Equal(t, 2, code)
+	require.Empty(t, stdout)
+	require.Equal(t, "replay: scenario: the language has no words for it: line 1: Jitter 0.3, which is drawn from the run\n", stderr)
+	require.NoFileExists(t, written)
 }
 
 // The test that is written passes where the journal does and fails where it does

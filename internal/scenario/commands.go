@@ -32,6 +32,7 @@ func init() { // the table leads back to itself through reject
 		"replace": {run: (*runner).doReplace, needsDriver: true},
 		"pass":    {run: (*runner).doPass, needsDriver: true},
 		"drive":   {run: (*runner).doDrive, needsDriver: true},
+		"answer":  {run: (*runner).doAnswer, needsDriver: true},
 		"script":  {run: (*runner).doScript, quiet: true},
 		"release": {run: (*runner).doRelease},
 		"remove":  {run: (*runner).doRemove},
@@ -130,6 +131,11 @@ func (r *runner) doDrive(words []string) error {
 		return err
 	}
 	return r.drive()
+}
+
+func (r *runner) doAnswer(words []string) error {
+	r.answer()
+	return nothingElse(words)
 }
 
 func nothingElse(words []string) error {

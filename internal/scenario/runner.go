@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"runtime"
 	"strings"
 	"time"
@@ -18,6 +19,8 @@ type Options struct {
 	// NewestFirst runs what is ready to run at an instant in the opposite
 	// order: independent work may end in any (G1).
 	NewestFirst bool
+	// Journal is the Config.Journal of the driver.
+	Journal io.Writer
 }
 
 // driver is what the runner needs of a provisioning.ClusterDriver.
@@ -183,7 +186,7 @@ func (r *runner) wish(shape provisioning.ClusterShape) error {
 		}
 	} else {
 		d, err := provisioning.NewClusterDriver(shape, provisioning.Config{
-			Retry: r.config.retry, MaxInFlight: r.config.maxInFlight, OnEvent: r.watchEvent,
+			Retry: r.config.retry, MaxInFlight: r.config.maxInFlight, OnEvent: r.watchEvent, Journal: r.options.Journal,
 		})
 		if err != nil {
 			return err

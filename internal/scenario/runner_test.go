@@ -113,6 +113,7 @@ func TestUnreadableLines(t *testing.T) {
 		{"trigger twice", `"twice"`},
 		{"pass 2", `"2"`},
 		{"drive w-0", `"w-0"`},
+		{"answer w-0", `"w-0"`},
 		{"script w-0", `"w-0"`},
 		{"script w0 create ok", `"w0"`},
 		{"script w-01 create ok", `"w-01"`},
@@ -500,4 +501,16 @@ func TestManualDrive(t *testing.T) {
 		"drive",
 		"expect w-0 stage=Destroyed",
 	), Options{}))
+}
+
+// answer delivers what the provider has to say and decides nothing: what is
+// reported after it finds the answer folded first.
+func TestAnswerRunsNoPass(t *testing.T) {
+	story := func(lines ...string) string {
+		return text(append([]string{"config drive=manual bootstrap=manual", "script w-0 create hang", "shape 1 w:1@a", "pass", "trigger", "pass",
+			"trigger", "pass", "release w-0 create ok"}, lines...)...)
+	}
+	require.NoError(t, Run("some.scn", story("answer", "expect w-0 pending=create", "event w-0 lost", "pass", "expect w-0 stage=Failed"), Options{}))
+	require.NoError(t, Run("some.scn", story("event w-0 lost", "pass", "expect w-0 stage=EndpointKnown"), Options{}),
+		"without it the loss comes before the machine and counts for nothing")
 }
