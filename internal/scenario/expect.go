@@ -35,6 +35,7 @@ var expectations = map[string]command{
 	"converged": {run: (*runner).expectConverged, needsDriver: true},
 	"observed":  {run: (*runner).expectObserved, needsDriver: true},
 	"attempts":  {run: (*runner).expectAttempts, needsDriver: true},
+	"progress":  {run: (*runner).expectProgress, needsDriver: true},
 }
 
 func (r *runner) expectSlots(words []string) error {
@@ -206,6 +207,25 @@ func (r *runner) expectAttempts(words []string) error {
 	return expectNumber("attempts", word, uint64(r.driver.Snapshot().NextAttemptID-1))
 }
 
+// expectProgress compares how many desired slots are ready, of how many.
+func (r *runner) expectProgress(words []string) error {
+	word, err := one(words)
+	if err != nil {
+		return err
+	}
+	first, second, ok := strings.Cut(word, "/")
+	wantReady, err := parseNumber(first)
+	wantDesired, err2 := parseNumber(second)
+	if !ok || err != nil || err2 != nil {
+		return wrong("ready and desired, like 2/3", quoted(word))
+	}
+	ready, desired := r.driver.Progress()
+	if uint64(ready) != wantReady || uint64(desired) != wantDesired {
+		return wrong(fmt.Sprintf("progress=%d/%d", wantReady, wantDesired), fmt.Sprintf("%d/%d", ready, desired))
+	}
+	return nil
+}
+
 func expectNumber(what, word string, found uint64) error {
 	want, err := parseNumber(word)
 	if err != nil {
@@ -220,7 +240,7 @@ func expectNumber(what, word string, found uint64) error {
 func (r *runner) expectSlot(words []string) error {
 	slot, err := parseSlot(words[0])
 	if err != nil {
-		return wrong("a slot, or one of slots, calls, gaps, live, created, requeue, converged, observed and attempts", quoted(words[0]))
+		return wrong("a slot, or one of slots, calls, gaps, live, created, requeue, converged, observed, attempts and progress", quoted(words[0]))
 	}
 	if r.driver == nil {
 		return wrong("a shape before expect "+words[0], "none")

@@ -786,6 +786,8 @@ func (t *teller) tellEnd(report provisioning.ReplayReport) {
 	at, ok := d.RequeueAt()
 	t.line("expect requeue %s", momentWord(at.Sub(report.Last), ok))
 	t.line("expect converged %v", d.Converged(d.Generation()))
+	ready, desired := d.Progress()
+	t.line("expect progress %d/%d", ready, desired)
 	t.line("expect observed %d", d.ObservedGeneration())
 	t.line("expect attempts %d", state.NextAttemptID-1)
 }

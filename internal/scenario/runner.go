@@ -37,6 +37,7 @@ type driver interface {
 	DriveUntilBlocked(now time.Time, executor provisioning.EffectExecutor) (int, error)
 	RequeueAt() (time.Time, bool)
 	Converged(generation uint64) bool
+	Progress() (ready, desired int)
 	ObservedGeneration() uint64
 	Plan(now time.Time) provisioning.Plan
 	Snapshot() *provisioning.ClusterState

@@ -76,6 +76,8 @@ advance 500ms
 		{"expect converged true", "converged=true", "false"},
 		{"expect observed 1", "observed=1", "2"},
 		{"expect attempts 4", "attempts=4", "5"},
+		{"expect progress 2/4", "progress=2/4", "1/4"},
+		{"expect progress 1/5", "progress=1/5", "1/4"},
 		{"reject shape 3 w:1@img1", "the shape to be refused", "it accepted"},
 		{"shape 1", "the shape to be accepted", "provisioning: generation is lower than the accepted one: 1 after 2"},
 	}
@@ -193,6 +195,10 @@ func TestUnreadableLines(t *testing.T) {
 		{"expect observed", `""`},
 		{"expect attempts x", `"x"`},
 		{"expect attempts", `""`},
+		{"expect progress 3", `"3"`},
+		{"expect progress x/3", `"x/3"`},
+		{"expect progress 2/", `"2/"`},
+		{"expect progress", `""`},
 	}
 	for _, test := range tests {
 		t.Run(test.line, func(t *testing.T) {
