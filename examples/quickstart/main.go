@@ -80,7 +80,8 @@ func begin(ctx context.Context, args []string, stdout *sureWriter, stderr io.Wri
 	seed := flags.Uint64("seed", 1, "what goes wrong; a run with the same seed is the same run")
 	speed := flags.Float64("speed", 0, "virtual seconds in a second; 0 is 25 for the table and no waiting for lines")
 	plain := flags.Bool("plain", false, "print lines also on a terminal")
-	plan := flags.Bool("plan", false, "print what the first pass would do and why, and exit")
+	plan := flags.Bool("plan", false, "print what the first pass would do and why, and with -image or SECOND.json what that update\nwould change once the fleet is up, and exit")
+	image := flags.String("image", "", "with -plan: the update is to this `image` in every group")
 	journal := flags.String("journal", "", "write the journal of the run to this `file`, for examples/replay")
 	switch err := flags.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
@@ -94,6 +95,10 @@ func begin(ctx context.Context, args []string, stdout *sureWriter, stderr io.Wri
 		fmt.Fprintf(stderr, "quickstart: -speed is %v, must be 0 or %v to %v\n", *speed, minSpeed, maxSpeed)
 		return 2
 	}
+	if *image != "" && (!*plan || flags.NArg() == 2) {
+		fmt.Fprintln(stderr, "quickstart: -image is for -plan with one shape")
+		return 2
+	}
 	shapes, faults := readShapes(flags.Args())
 	if faults != nil {
 		for _, fault := range faults {
@@ -103,7 +108,9 @@ func begin(ctx context.Context, args []string, stdout *sureWriter, stderr io.Wri
 	}
 
 	var shown view = &lines{out: stdout, pace: pace{speed: *speed}}
-	if !*plain && isTerminal(stdout.to) {
+	if *plan {
+		shown = &lines{out: io.Discard}
+	} else if !*plain && isTerminal(stdout.to) {
 		shown = newTable(stdout, *speed)
 	}
 	var kept io.Writer // a nil interface, where no file is a nil *os.File
@@ -124,7 +131,13 @@ func begin(ctx context.Context, args []string, stdout *sureWriter, stderr io.Wri
 	}
 	if *plan {
 		printPlan(stdout, s.host.Driver().Plan(s.provider.Now()))
-		return 0
+		if *image != "" {
+			shapes = append(shapes, withImage(shapes[0], *image))
+		}
+		if len(shapes) == 1 {
+			return 0
+		}
+		return reportUntrue(stderr, planUpdate(ctx, stdout, s, shapes[1]))
 	}
 	untrue := s.tell(ctx)
 	if file != nil {
@@ -138,24 +151,18 @@ func begin(ctx context.Context, args []string, stdout *sureWriter, stderr io.Wri
 // report says how a story went.
 func report(stdout, stderr io.Writer, s *story, untrue []string) int {
 	s.printSummary(stdout)
-	if len(untrue) > 0 {
-		for _, what := range untrue {
-			fmt.Fprintln(stderr, "not true:", printable(what))
-		}
-		return 1
+	code := reportUntrue(stderr, untrue)
+	if code == 0 {
+		fmt.Fprintln(stdout, "Every chapter ended as it should.")
 	}
-	fmt.Fprintln(stdout, "Every chapter ended as it should.")
-	return 0
+	return code
 }
 
-func printPlan(out io.Writer, plan provisioning.Plan) {
-	fmt.Fprintf(out, "The first pass towards generation %d, %d steps:\n", plan.ObservedGeneration, len(plan.Actions))
-	for _, a := range plan.Actions {
-		fmt.Fprintf(out, "%-12s %-8v %v: %s\n", printable(string(a.Node)), a.Kind, a.Rule, a.Rule.Why)
+func reportUntrue(stderr io.Writer, untrue []string) int {
+	for _, what := range untrue {
+		fmt.Fprintln(stderr, "not true:", printable(what))
 	}
-	for _, f := range plan.Faults {
-		fmt.Fprintf(out, "%-12s cannot go on: %s\n", printable(string(f.Node)), printable(f.Err.Error()))
-	}
+	return min(len(untrue), 1)
 }
 
 // readShapes reads one or two shape files, none means fleet.json, and lists

@@ -288,6 +288,36 @@ b-0          Insert   R0 insert: a desired slot that is not in the state gets a 
 `, stdout)
 }
 
+// With an update, -plan says what that would take down, and does not make it.
+func TestPlanUpdate(t *testing.T) {
+	first := write(t, small)
+	code, stdout, stderr := play("-plan", "-image", "v9", first)
+	require.Zero(t, code, stderr)
+	_, update, found := strings.Cut(stdout, "\n\n")
+	require.True(t, found, stdout)
+	require.Equal(t, `Once the fleet is up, an update to generation 4: 0 to insert, 3 to replace, 0 to delete; takes down 3 that are ready, all at once; differs: shape.image
+a-0          replace  ready shape.image
+a-1          replace  ready shape.image
+b-0          replace  ready shape.image
+`, update)
+
+	second := write(t, strings.NewReplacer(`"generation": 3`, `"generation": 4`, `"count": 2`, `"count": 3`, `"count": 1`, `"count": 0`).Replace(small))
+	code, stdout, stderr = play("-plan", first, second)
+	require.Zero(t, code, stderr)
+	_, update, _ = strings.Cut(stdout, "\n\n")
+	require.Equal(t, `Once the fleet is up, an update to generation 4: 1 to insert, 0 to replace, 1 to delete; takes down 1 that are ready, all at once
+a-2          insert   not ready
+b-0          delete   ready
+`, update)
+
+	for _, args := range [][]string{{"-image", "v9", first}, {"-plan", "-image", "v9", first, second}} {
+		code, stdout, stderr = play(args...)
+		require.Equal(t, 2, code)
+		require.Empty(t, stdout)
+		require.Equal(t, "quickstart: -image is for -plan with one shape\n", stderr)
+	}
+}
+
 func newTestStory(t *testing.T, seed uint64, shown view) *story {
 	shapes, faults := readShapes(nil)
 	require.Empty(t, faults)
