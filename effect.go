@@ -128,11 +128,11 @@ type EffectExecutor interface {
 
 // RunningCall is a backend call that has not returned.
 type RunningCall struct {
-	Operation OperationID
-	Kind      OperationKind
-	Node      LogicalNodeID
+	Operation OperationID   `json:"operation"`
+	Kind      OperationKind `json:"kind"`
+	Node      LogicalNodeID `json:"node"`
 	// Since is when the effect was dispatched, in the driver's clock.
-	Since time.Time
+	Since time.Time `json:"since"`
 	// Expired: the call has outlived its deadline; its answer will not count.
-	Expired bool
+	Expired bool `json:"expired"`
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"time"
@@ -86,6 +87,36 @@ func ExampleByProvider() {
 	// 0 of aws, 1 of gcp
 	// 3 of aws, 0 of gcp
 	// provisioning: invalid shape: group "worker" (groups[0]) provider: is "aws", for which there is no backend; there are "gcp"
+}
+
+// The process was killed. What may still be billed?
+func ExampleReplay_afterACrash() {
+	var journal bytes.Buffer // what is left of it: a file
+	fake := fakebackend.New(fakebackend.Config{Inline: true, Start: noon})
+	fake.Script("worker-1", provisioning.CreateLease, fakebackend.DoneAmbiguous())
+	crash(fake, &journal)
+
+	report, err := provisioning.Replay(&journal)
+	check(err)
+	for _, slot := range report.Driver.Held() {
+		fmt.Println(slot, "token", slot.Key.Token())
+	}
+	fmt.Println("and whatever bears the tag", provisioning.RunToken("demo"))
+
+	// Output:
+	// worker-0 attempt 1 holds lease lease/demo/worker-0/1 token kax6us4soqrgy7n4ko6hyjzrfkp
+	// worker-1 attempt 2 may hold a machine: its create is unresolved token klneu3zcgs7x4f23cul3xg57pzo
+	// and whatever bears the tag ktu6q632c3mrqdaamrxvwswec4w
+}
+
+// crash drives a cluster of two a little and leaves it.
+func crash(fake *fakebackend.Backend, journal io.Writer) {
+	driver, err := provisioning.NewClusterDriver(workers(1, 2, "v1"), provisioning.Config{Journal: journal})
+	check(err)
+	executor, err := provisioning.NewExecutor(fake, provisioning.ExecutorConfig{Deliver: driver.Deliver, Go: func(f func()) { f() }})
+	check(err)
+	_, err = driver.DriveUntilBlocked(noon, executor)
+	check(err)
 }
 
 // What happened, and why? A journal answers that afterwards.

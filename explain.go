@@ -1,6 +1,8 @@
 package provisioning
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -18,9 +20,10 @@ type Explanation struct {
 	Intent  Intent
 	// Decision is what the ladder says now.
 	Decision NodeDecision
-	// Now is the moment explained and Since when the operation that is waited
-	// for was dispatched, both, like Decision.Until, in the driver's clock.
-	// Since is zero unless an operation is pending.
+	// Now is the moment explained and Since when what it is about began, both,
+	// like Decision.Until, in the driver's clock: the operation in flight was
+	// dispatched, the attempt failed that is cleaned up or replaced, or the node
+	// became ready. It is zero where the state does not tell.
 	Now   time.Time
 	Since time.Time
 	// EndsAt is when an attempt on its way up is out of time, whatever it waits
@@ -45,7 +48,8 @@ type Explanation struct {
 	// LeftOut: it wants to dispatch and MaxInFlight leaves no place.
 	LeftOut bool
 	// StillRunning is a call of this attempt that has outlived its deadline
-	// and has not returned.
+	// and has not returned. That is known to the executor of the last pass, so
+	// after a Replay it is nil.
 	StillRunning *RunningCall
 }
 
@@ -101,6 +105,8 @@ func (d *ClusterDriver) explain(id LogicalNodeID, wish *Desired, paused bool, at
 	if n.pending != NoOperation {
 		e.PendingID = n.pendingID()
 		e.Since = n.pendingDeadline.time().Add(-n.group.wish.policy.timeout(n.pending))
+	} else {
+		e.Since = max(n.failedAt, n.readyAt).time()
 	}
 	return e, true
 }
@@ -145,8 +151,8 @@ func (e Explanation) String() string {
 		fmt.Fprintf(&b, "; %s was given up after failing too often", e.GivenUp)
 	}
 	if call := e.StillRunning; call != nil {
-		fmt.Fprintf(&b, "; %s %s outlived its deadline and is still running since %s", call.Kind, call.Operation,
-			call.Since.UTC().Format(time.RFC3339))
+		fmt.Fprintf(&b, "; %s %s outlived its deadline and is still running after %s, since %s", call.Kind, call.Operation,
+			e.Now.Sub(call.Since), call.Since.UTC().Format(time.RFC3339))
 	}
 	fmt.Fprintf(&b, " [%s]", e.Decision.Rule)
 	return b.String()
@@ -202,6 +208,88 @@ func (e Explanation) sentence() string {
 		return fmt.Sprintf("being deleted: will ask what came of %s", d.Operation)
 	}
 	return fmt.Sprintf("will dispatch %s", d.Operation)
+}
+
+// Unblock says what lets the slot go on, or nothing if it does not wait.
+func (e Explanation) Unblock() string {
+	d := e.Decision
+	switch {
+	case !e.EndsAt.IsZero() && !e.EndsAt.After(e.Now):
+		return "the next pass"
+	case errors.Is(d.Err, ErrAttemptsExhausted):
+		return "another driver, whose FirstAttempt leaves room"
+	case errors.Is(d.Err, ErrSequenceExhausted):
+		return "its deletion: the attempt has had all the operations that it may have"
+	case d.Err != nil:
+		return "a fix: this is a fault of the library"
+	case e.Paused:
+		return "Resume"
+	case e.LeftOut && d.Action == Dispatch:
+		return "the end of another operation, or a larger MaxInFlight"
+	case d.Action != NoAction:
+		return "the next pass"
+	}
+	switch d.Rule.Name {
+	case "await-operation":
+		if call := e.StillRunning; call != nil && call.Operation != e.PendingID {
+			return fmt.Sprintf("the return of %s %s, or the deadline", call.Kind, call.Operation)
+		}
+		return "its result, or the deadline"
+	case "await-bootstrap":
+		if d.Until.IsZero() {
+			return "what the bootstrap reports: a join, its end or a failure"
+		}
+		return "what the bootstrap reports: a join, its end or a failure; or the deadline"
+	case "await-backoff", "await-restart":
+		return "the time"
+	}
+	return ""
+}
+
+// MarshalJSON writes the fields by their names, and beside them the sentence
+// and what Unblock says. Times are in the driver's clock.
+func (e Explanation) MarshalJSON() ([]byte, error) {
+	problem := ""
+	if e.Decision.Err != nil {
+		problem = e.Decision.Err.Error()
+	}
+	return json.Marshal(struct {
+		Node         LogicalNodeID `json:"node"`
+		Sentence     string        `json:"sentence"`
+		Unblock      string        `json:"unblock,omitempty"`
+		Rule         Rule          `json:"rule"`
+		Action       ActionKind    `json:"action"`
+		Operation    OperationKind `json:"operation"` // of a Dispatch
+		Until        time.Time     `json:"until,omitzero"`
+		Error        string        `json:"error,omitempty"`
+		Attempt      NodeAttemptID `json:"attempt,omitempty"`
+		Stage        Stage         `json:"stage"`
+		Intent       Intent        `json:"intent"`
+		Now          time.Time     `json:"now"`
+		Since        time.Time     `json:"since,omitzero"`
+		EndsAt       time.Time     `json:"endsAt,omitzero"`
+		Pending      OperationKind `json:"pending"`
+		PendingID    *OperationID  `json:"pendingId,omitempty"`
+		Failures     uint32        `json:"failures"`
+		LastError    string        `json:"lastError,omitempty"`
+		FailedReason string        `json:"failedReason,omitempty"`
+		Unresolved   OperationKind `json:"unresolved"`
+		GivenUp      OperationKind `json:"givenUp"`
+		Paused       bool          `json:"paused,omitempty"`
+		LeftOut      bool          `json:"leftOut,omitempty"`
+		StillRunning *RunningCall  `json:"stillRunning,omitempty"`
+	}{
+		e.Node, e.String(), e.Unblock(), e.Decision.Rule, e.Decision.Action, e.Decision.Operation, e.Decision.Until, problem,
+		e.Attempt, e.Stage, e.Intent, e.Now, e.Since, e.EndsAt, e.Pending, e.pendingID(), e.Failures, e.LastError, e.FailedReason,
+		e.Unresolved, e.GivenUp, e.Paused, e.LeftOut, e.StillRunning,
+	})
+}
+
+func (e *Explanation) pendingID() *OperationID {
+	if e.Pending == NoOperation {
+		return nil
+	}
+	return &e.PendingID
 }
 
 func (e Explanation) whatIsHeldBack() string {

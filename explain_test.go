@@ -319,7 +319,7 @@ func TestHungCallIsNamed(t *testing.T) {
 	e, _ = d.Explain("w-0", now.Add(time.Second))
 	require.Equal(t, &RunningCall{Operation: OperationID{1, 1}, Kind: CreateLease, Node: "w-0", Since: dtStart, Expired: true}, e.StillRunning)
 	require.Equal(t, "w-0: waiting 2m0s more at most for CreateLease 1/2; what came of an earlier CreateLease is not known yet; "+
-		"CreateLease 1/1 outlived its deadline and is still running since 2030-01-02T03:04:05Z [R5 await-operation]", e.String())
+		"CreateLease 1/1 outlived its deadline and is still running after 2m1s, since 2030-01-02T03:04:05Z [R5 await-operation]", e.String())
 	require.Equal(t, 1, x.Stats().RunningExpired)
 
 	close(release)

@@ -27,6 +27,20 @@ func TestREADME(t *testing.T) {
 	require.Equal(t, is, string(was), "README.md is behind the code; write it anew with -update")
 }
 
+// Each rule that waits has its line where README.md says what the waits mean.
+func TestREADMETellsEveryWait(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	_, section, found := strings.Cut(string(text), "\n## Operating it\n")
+	require.True(t, found)
+	section, _, _ = strings.Cut(section, "\n## ")
+	for i := range ladder {
+		if ladder[i].until != nil {
+			require.Contains(t, section, "\n| `"+ladder[i].Name+"` |")
+		}
+	}
+}
+
 func readmeLadder(t *testing.T, text string) string {
 	begin, end := "<!-- ladder -->\n", "<!-- /ladder -->"
 	require.Equal(t, 1, strings.Count(text, begin), "README.md has one place for the ladder")

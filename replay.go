@@ -85,7 +85,8 @@ func (d *ReplayDifference) String() string {
 // and the report is about that. A journal may end after any pass.
 //
 // Not in a journal are the hook's doings: a pass that OnEvent broke off with
-// runtime.Goexit comes out differently.
+// runtime.Goexit comes out differently. Nor is what only the executor knows:
+// which calls still run. A submission that was queued shows that one did.
 func Replay(r io.Reader) (ReplayReport, error) { return ReplayWith(r, ReplayOptions{}) }
 
 // ReplayWith is [Replay] with options.

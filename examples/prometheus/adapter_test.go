@@ -198,4 +198,15 @@ func TestREADME(t *testing.T) {
 		bounds = append(bounds, fmt.Sprint(bound.Seconds()))
 	}
 	require.Contains(t, string(text), strings.Join(bounds, ", "))
+
+	// The README of the library reads each of them.
+	root, err := os.ReadFile("../../README.md")
+	if os.IsNotExist(err) {
+		t.Skip("the adapter was copied")
+	}
+	require.NoError(t, err)
+	_, section, _ := strings.Cut(string(root), "\n## Operating it\n")
+	for name := range families {
+		require.Contains(t, section, "`"+strings.TrimPrefix(name, "provisioning_")+"`")
+	}
 }

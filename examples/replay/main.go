@@ -112,8 +112,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// explainMoment prints what a slot, or every slot, does at a moment. It reports
-// whether there is such a slot.
+// explainMoment prints what a slot, or the cluster and every slot, does at a
+// moment. It reports whether there is such a slot.
 func explainMoment(out io.Writer, journal []byte, first time.Time, at time.Duration, slot provisioning.LogicalNodeID) bool {
 	now := first.Add(at)
 	// What is no good in the journal has been found already.
@@ -124,6 +124,8 @@ func explainMoment(out io.Writer, journal []byte, first time.Time, at time.Durat
 	}
 	if slot != "" {
 		slots = []provisioning.LogicalNodeID{slot}
+	} else {
+		fmt.Fprintf(out, "%v  %s\n", at, printable(report.Driver.ExplainCluster(now).String()))
 	}
 	for _, slot := range slots {
 		e, ok := report.Driver.Explain(slot, now)

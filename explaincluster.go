@@ -1,0 +1,111 @@
+package provisioning
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// ClusterExplanation says what keeps a cluster from being what is wished for.
+// All slots are of one moment; what it says besides is of the end of the last
+// pass, and so a little older while one runs.
+type ClusterExplanation struct {
+	Generation uint64 `json:"generation"` // of the accepted wish
+	Observed   uint64 `json:"observed"`   // that a pass last evaluated
+	Converged  bool   `json:"converged"`
+	Ready      int    `json:"ready"`
+	Desired    int    `json:"desired"`
+	Paused     bool   `json:"paused,omitempty"`
+	// Rules says how many slots each rule decides about, of those that decide
+	// about any, in the order of the ladder.
+	Rules []RuleCount `json:"rules"`
+	// StillRunning are the calls that have outlived their deadlines and have
+	// not returned, also of attempts that are gone; none after a Replay.
+	StillRunning []RunningCall `json:"stillRunning,omitempty"`
+	// Now is the moment explained and Until when something happens by itself
+	// next, both in the driver's clock; Until is zero if nothing does.
+	Now   time.Time `json:"now"`
+	Until time.Time `json:"until,omitzero"`
+}
+
+// RuleCount is how many slots a rule decides about, and what the first of them
+// has to say.
+type RuleCount struct {
+	Rule  Rule        `json:"rule"`
+	Count int         `json:"count"`
+	First Explanation `json:"first"`
+}
+
+// ExplainCluster says what the cluster does at now, in the time of whoever
+// drives. It looks at every slot once.
+func (d *ClusterDriver) ExplainCluster(now time.Time) ClusterExplanation {
+	at := d.tickAt(now)
+	d.in.Lock()
+	wish, executor := d.accepted, d.executor
+	e := ClusterExplanation{Generation: wish.generation, Observed: d.seen.observed, Ready: d.seen.ready, Desired: d.seen.desired,
+		Converged: d.seen.converged && d.seen.observed == wish.generation, Paused: d.paused, Now: at.time(), Until: d.requeueAt.time()}
+	d.in.Unlock()
+
+	var counts [len(ladder)]int
+	var first [len(ladder)]LogicalNodeID
+	for nodes, want := range matchGroups(d.Snapshot(), wish) {
+		for index := range max(len(nodes.nodes), want.count) {
+			n, spec := nodes.at(index), want.wants(index)
+			if n == nil && spec == nil {
+				continue
+			}
+			rule := decide(n, spec, at).Number
+			if counts[rule]++; counts[rule] > 1 {
+				continue
+			}
+			first[rule] = NewLogicalNodeID(nodes.id, index)
+		}
+	}
+	for rule, count := range counts {
+		if count > 0 {
+			c := RuleCount{Rule: ladder[rule].Rule, Count: count}
+			c.First, _ = d.Explain(first[rule], now)
+			e.Rules = append(e.Rules, c)
+		}
+	}
+	if executor != nil {
+		for _, call := range executor.Running() {
+			if call.Expired {
+				e.StillRunning = append(e.StillRunning, call)
+			}
+		}
+	}
+	return e
+}
+
+// String explains the cluster in one sentence, in which each rule that keeps
+// slots from being ready speaks through the first of them.
+func (e ClusterExplanation) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "generation %d: %d of %d ready", e.Generation, e.Ready, e.Desired)
+	switch {
+	case e.Converged:
+		b.WriteString(", as wished")
+	case e.Observed != e.Generation:
+		b.WriteString(", and no pass has looked at that generation yet")
+	}
+	if e.Paused {
+		b.WriteString("; growth is paused")
+	}
+	for _, c := range e.Rules {
+		switch {
+		case c.Rule.Number == ruleSteady:
+		case c.Count == 1:
+			fmt.Fprintf(&b, "; %s", c.First)
+		default:
+			fmt.Fprintf(&b, "; %d like %s", c.Count, c.First)
+		}
+	}
+	for _, call := range e.StillRunning {
+		fmt.Fprintf(&b, "; %s %s of %s is running after %s", call.Kind, call.Operation, call.Node, e.Now.Sub(call.Since))
+	}
+	if left := e.Until.Sub(e.Now); left > 0 {
+		fmt.Fprintf(&b, "; the next deadline is in %s", left)
+	}
+	return b.String()
+}

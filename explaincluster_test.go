@@ -1,0 +1,195 @@
+package provisioning
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// TestExplainCluster: one sentence, in which each rule speaks through its first
+// slot.
+func TestExplainCluster(t *testing.T) {
+	d := dtDriver(t, Config{MaxInFlight: 2}, dtGroup("v", 1, "v1"), dtGroup("w", 3, "v1"))
+	x := &dtExecutor{}
+	say := func(now time.Time) string { return d.ExplainCluster(now).String() }
+	require.Equal(t, "generation 1: 0 of 0 ready, and no pass has looked at that generation yet; "+
+		"4 like v-0: desired and not begun [R0 insert]", say(dtStart))
+	dtDrive(t, d, dtStart, x)
+	require.Equal(t, "generation 1: 0 of 4 ready; 2 like v-0: waiting 1m30s more at most for CreateLease 1/1 [R5 await-operation]; "+
+		"2 like w-1: wants to dispatch CreateLease and waits for a place: MaxInFlight is reached [R12 create-lease]; the next deadline is in 1m30s",
+		say(dtStart.Add(30*time.Second)))
+
+	d.Deliver(dtCompleted(x.submitted[0], dtFailed(x.submitted[0], ClassDefinite)))
+	dtDrive(t, d, dtStart, x)
+	d.Pause()
+	dtDrive(t, d, dtStart, x)
+	x.running = []RunningCall{{Operation: OperationID{2, 1}, Kind: CreateLease, Node: "w-0", Since: dtStart, Expired: true}, {Node: "w-1"}}
+	require.Equal(t, "generation 1: 0 of 4 ready; growth is paused; "+
+		"2 like w-0: waiting 2m0s more at most for CreateLease 2/1; CreateLease 2/1 outlived its deadline and is still running after 0s, since 2030-01-02T03:04:05Z [R5 await-operation]; "+
+		"v-0: waiting 1s more after 1 failure in a row, the last: CreateLease: boom [R10 await-backoff]; "+
+		"w-2: paused before CreateLease [R12 create-lease]; "+
+		"CreateLease 2/1 of w-0 is running after 0s; the next deadline is in 1s", say(dtStart))
+	d.Resume()
+
+	x.running = nil
+	require.NoError(t, d.UpdateDesired(dtShape(2, dtGroup("v", 2, "v1"))))
+	dtWorks(d, x)
+	for range 5 {
+		now, some := d.RequeueAt()
+		if !some {
+			break
+		}
+		dtDrive(t, d, now, x)
+	}
+	require.True(t, d.Converged(2))
+	e := d.ExplainCluster(dtStart.Add(time.Hour))
+	require.Equal(t, "generation 2: 2 of 2 ready, as wished", e.String())
+	require.True(t, e.Converged)
+	require.Len(t, e.Rules, 1)
+	require.Equal(t, 2, e.Rules[0].Count)
+	require.Equal(t, LogicalNodeID("v-0"), e.Rules[0].First.Node)
+}
+
+// TestExplanationsAsJSON for machines: stable names, texts for kinds and rules.
+func TestExplanationsAsJSON(t *testing.T) {
+	s := dtTell(t, Config{}, dtGroup("w", 1, "v1"))
+	s.climb(CreateLease)
+	s.end(CreateLease, ClassAmbiguous)
+	s.x.running = []RunningCall{{Operation: OperationID{1, 1}, Kind: CreateLease, Node: "w-0", Since: s.now, Expired: true}}
+	s.now = s.now.Add(time.Second)
+	s.drive()
+	e, _ := s.d.Explain("w-0", s.now)
+	text, err := json.Marshal(e)
+	require.NoError(t, err)
+	require.JSONEq(t, `{"node":"w-0","attempt":1,"stage":"LeaseRequested","intent":"Active",
+		"sentence":"w-0: waiting 2m0s more at most for CreateLease 1/2; what came of an earlier CreateLease is not known yet; CreateLease 1/1 outlived its deadline and is still running after 1s, since 2030-01-02T03:04:05Z [R5 await-operation]",
+		"unblock":"the return of CreateLease 1/1, or the deadline",
+		"rule":{"number":5,"name":"await-operation","why":"one operation at a time: wait for its result; at its deadline the driver ends it"},
+		"action":"none","operation":"none","until":"2030-01-02T03:06:06Z","now":"2030-01-02T03:04:06Z","since":"2030-01-02T03:04:06Z",
+		"pending":"CreateLease","pendingId":{"attempt":1,"sequence":2},"failures":1,"lastError":"CreateLease: boom","unresolved":"CreateLease","givenUp":"none",
+		"stillRunning":{"operation":{"attempt":1,"sequence":1},"kind":"CreateLease","node":"w-0","since":"2030-01-02T03:04:05Z","expired":true}}`, string(text))
+
+	cluster, err := json.Marshal(s.d.ExplainCluster(s.now))
+	require.NoError(t, err)
+	require.JSONEq(t, `{"generation":1,"observed":1,"converged":false,"ready":0,"desired":1,
+		"rules":[{"rule":{"number":5,"name":"await-operation","why":"one operation at a time: wait for its result; at its deadline the driver ends it"},"count":1,"first":`+string(text)+`}],
+		"stillRunning":[{"operation":{"attempt":1,"sequence":1},"kind":"CreateLease","node":"w-0","since":"2030-01-02T03:04:05Z","expired":true}],
+		"now":"2030-01-02T03:04:06Z","until":"2030-01-02T03:06:06Z"}`, string(cluster))
+
+	s.d.state.byName["w-0"].nextSequence = math64
+	s.back(CreateLease)
+	e, _ = s.d.Explain("w-0", s.now)
+	text, err = json.Marshal(e)
+	require.NoError(t, err)
+	require.Contains(t, string(text), `"error":"provisioning: operation numbers of the attempt are exhausted"`)
+}
+
+const math64 = 1<<64 - 1
+
+// TestUnblock of every rule that waits, and of all that only wait for a pass.
+func TestUnblock(t *testing.T) {
+	w := dtGroup("w", 1, "v1")
+	for _, c := range []struct {
+		config Config
+		tell   func(*dtStory)
+		want   string
+	}{
+		{Config{}, func(s *dtStory) {}, "the next pass"},
+		{Config{FirstAttempt: math64}, func(s *dtStory) { s.drive() }, "another driver, whose FirstAttempt leaves room"},
+		{Config{}, func(s *dtStory) { s.climb(CreateLease) }, "its result, or the deadline"},
+		{Config{}, func(s *dtStory) { s.climb(CreateLease); s.end(CreateLease, ClassDefinite) }, "the time"},
+		{Config{}, func(s *dtStory) { s.climb(CreateLease); s.end(CreateLease, ClassLeaseLost) }, "the time"},
+		{Config{}, func(s *dtStory) { s.climb(CancelBootstrap) }, "what the bootstrap reports: a join, its end or a failure; or the deadline"},
+		{Config{Retry: RetryPolicy{BootstrapTimeout: -1}}, func(s *dtStory) { s.climb(CancelBootstrap) }, "what the bootstrap reports: a join, its end or a failure"},
+		{Config{}, func(s *dtStory) { s.climb(CancelBootstrap); s.now = s.now.Add(time.Hour) }, "the next pass"},
+		{Config{}, func(s *dtStory) { s.pass(); s.d.Pause() }, "Resume"},
+		{Config{MaxInFlight: 1}, func(s *dtStory) { s.update(dtGroup("v", 1, "v1"), w); s.drive() }, "the end of another operation, or a larger MaxInFlight"},
+		{Config{}, func(s *dtStory) {
+			s.climb(BootstrapConvergenceObserved)
+			s.end(BootstrapConvergenceObserved, ClassNone)
+		}, ""},
+		{Config{}, func(s *dtStory) { s.pass(); s.d.state.byName["w-0"].nextSequence = math64 },
+			"its deletion: the attempt has had all the operations that it may have"},
+		{Config{}, func(s *dtStory) {
+			s.climb(StartBootstrap)
+			s.back(StartBootstrap)
+			s.d.state.byName["w-0"].stage = StageLeaseCreated
+		}, "a fix: this is a fault of the library"},
+	} {
+		s := dtTell(t, c.config, w)
+		c.tell(s)
+		e, ok := s.d.Explain("w-0", s.now)
+		require.True(t, ok)
+		require.Equal(t, c.want, e.Unblock(), "%v", e)
+	}
+}
+
+// TestExplainSince: when the operation was dispatched, the attempt failed or the
+// node became ready.
+func TestExplainSince(t *testing.T) {
+	s := dtTell(t, Config{}, dtGroup("w", 1, "v1"))
+	since := func() time.Time {
+		e, _ := s.d.Explain("w-0", s.now)
+		return e.Since
+	}
+	s.climb(BootstrapConvergenceObserved)
+	s.now = s.now.Add(time.Minute)
+	require.Equal(t, dtStart, since(), "dispatched")
+	s.end(BootstrapConvergenceObserved, ClassNone)
+	ready := s.now
+	s.now = s.now.Add(time.Hour)
+	require.Equal(t, ready, since(), "ready")
+	s.say(Observation{Kind: NodeLost})
+	lost := s.now
+	s.end(DestroyLease, ClassNone)
+	require.Equal(t, lost, since(), "failed")
+}
+
+// TestProp_ExplainCluster: in every state that a driver can come to, the counts
+// are those of the slots one by one, the first ones are what Explain says, and
+// every slot that waits says what for.
+func TestProp_ExplainCluster(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := dtNewTwins(t)
+		w.wander()
+		want := make(map[int]int)
+		state := w.real.Snapshot()
+		count := func(id LogicalNodeID) {
+			e, ok := w.real.Explain(id, w.now)
+			require.True(t, ok)
+			want[e.Decision.Rule.Number]++
+			require.Equal(t, e.Decision.Rule.Number == ruleSteady, e.Unblock() == "", "%v", e)
+			if until := e.Decision.Until; !until.IsZero() && until.After(e.Now) && !errors.Is(e.Decision.Err, ErrUnmatched) {
+				require.NotEqual(t, "the next pass", e.Unblock(), "%v", e)
+			}
+		}
+		for m := range state.All() {
+			count(m.Record.Node)
+		}
+		for spec := range w.real.accepted.All() {
+			if _, begun := state.Node(spec.Node); !begun {
+				count(spec.Node)
+			}
+		}
+		e := w.real.ExplainCluster(w.now)
+		got := make(map[int]int)
+		last := -1
+		for _, c := range e.Rules {
+			require.Greater(t, c.Rule.Number, last, "in the order of the ladder")
+			last = c.Rule.Number
+			got[last] = c.Count
+			first, ok := w.real.Explain(c.First.Node, w.now)
+			require.True(t, ok)
+			require.Equal(t, first, c.First)
+			require.Equal(t, c.Rule, first.Decision.Rule)
+		}
+		require.Equal(t, want, got)
+		require.Equal(t, w.real.Converged(w.real.Generation()), e.Converged)
+		ready, desired := w.real.Progress()
+		require.Equal(t, [2]int{ready, desired}, [2]int{e.Ready, e.Desired})
+	})
+}
