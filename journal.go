@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -399,7 +400,14 @@ var journalTable = crc32.MakeTable(crc32.Castagnoli)
 func appendSealed(to, line []byte, sum uint32) ([]byte, uint32) {
 	sum = crc32.Update(sum, journalTable, line)
 	to = append(to, line[:len(line)-1]...)
-	return fmt.Appendf(to, ",\"crc\":\"%08x\"}\n", sum), sum
+	return append(appendSeal(to, sum), '\n'), sum
+}
+
+// appendSeal appends what a sealed line ends in, in the place of its '}'.
+func appendSeal(to []byte, sum uint32) []byte {
+	to = append(to, `,"crc":"`...)
+	to = hex.AppendEncode(to, binary.BigEndian.AppendUint32(nil, sum))
+	return append(to, `"}`...)
 }
 
 func (w *journalWriter) put(line []byte) { w.text, w.sum = appendSealed(w.text, line, w.sum) }

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"slices"
 	"time"
@@ -168,16 +169,20 @@ func (p *replayer) parse(text []byte) *journalLine {
 	return &line
 }
 
-// unseal returns a line without its checksum.
+// unseal returns a line without its checksum. It writes on the line.
 func (p *replayer) unseal(sealed []byte) ([]byte, bool) {
 	cut := len(sealed) - sealLength
 	if cut < 1 {
 		return nil, false
 	}
-	text := append(sealed[:cut:cut], '}')
-	again, sum := appendSealed(nil, text, p.sum)
-	p.sum = sum
-	return text, bytes.Equal(again[:len(again)-1], sealed)
+	p.sum = crc32.Update(p.sum, journalTable, sealed[:cut])
+	p.sum = crc32.Update(p.sum, journalTable, []byte{'}'})
+	var room [sealLength]byte
+	if !bytes.Equal(sealed[cut:], appendSeal(room[:0], p.sum)) {
+		return nil, false
+	}
+	sealed[cut] = '}'
+	return sealed[:cut+1], true
 }
 
 func (p *replayer) fail(err error) { p.err = &JournalError{Line: p.read, Err: err} }
