@@ -233,7 +233,7 @@ func TestScenarioUnsayable(t *testing.T) {
 	code, stdout, stderr := play("-scenario", written, name)
 	require.Equal(t, 2, code)
 	require.Empty(t, stdout)
-	require.Equal(t, "replay: scenario: the language has no words for it: line 1: Jitter 0.3, which is drawn from the run\n", stderr)
+	require.Equal(t, "replay: scenario: the language has no words for it: line 1: a Jitter of 0.3, which is drawn from the run\n", stderr)
 	require.NoFileExists(t, written)
 }
 

@@ -2,7 +2,6 @@ package scenario
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -44,8 +43,33 @@ func (e *UnsayableError) Unwrap() error { return ErrUnsayable }
 // has its own, and nothing is decided by them. What cannot be told and matters
 // is an [*UnsayableError].
 func FromJournal(title string, journal []byte) (source string, err error) {
+	told, err := tellJournal(title, journal)
+	if err != nil {
+		return "", err
+	}
+	for _, newest := range []bool{false, true} {
+		if err := runTold(told, Options{NewestFirst: newest}); err != nil {
+			return "", err
+		}
+	}
+	return told, nil
+}
+
+// runTold runs a scenario that was told. That it goes another way is unsayable.
+func runTold(told string, options Options) error {
+	err := Run("the scenario", told, options)
+	if failed, ok := errors.AsType[*Failure](err); ok {
+		return &UnsayableError{What: fmt.Sprintf("told as a scenario it goes another way: at %q it should be %s and is %s",
+			failed.Text, failed.Expected, failed.Found)}
+	}
+	return err
+}
+
+// tellJournal is FromJournal but for the runs.
+func tellJournal(title string, journal []byte) (string, error) {
 	t := &teller{
 		calls:    make(map[provisioning.OperationID]*call),
+		attempts: make(map[provisioning.NodeAttemptID][]*call),
 		images:   make(map[provisioning.NodeGroupID][]imageWord),
 		sessions: make(map[provisioning.NodeAttemptID][]startedSession),
 		reported: make(map[provisioning.NodeAttemptID]provisioning.BootstrapSessionID),
@@ -64,16 +88,6 @@ func FromJournal(title string, journal []byte) (source string, err error) {
 	if err := t.tell(title, report); err != nil {
 		return "", err
 	}
-	for _, newest := range []bool{false, true} {
-		err := Run("the scenario", t.out.String(), Options{NewestFirst: newest})
-		if failed, ok := errors.AsType[*Failure](err); ok {
-			return "", &UnsayableError{What: fmt.Sprintf("told as a scenario it goes another way: at %q it should be %s and is %s",
-				failed.Text, failed.Expected, failed.Found)}
-		}
-		if err != nil {
-			return "", err
-		}
-	}
 	return t.out.String(), nil
 }
 
@@ -83,6 +97,7 @@ type teller struct {
 	batches  []batch // each ends with its pass
 	calls    map[provisioning.OperationID]*call
 	ordered  []*call
+	attempts map[provisioning.NodeAttemptID][]*call // the same, each in order
 	images   map[provisioning.NodeGroupID][]imageWord
 	sessions map[provisioning.NodeAttemptID][]startedSession
 	// What is reported first, of the attempts.
@@ -90,7 +105,13 @@ type teller struct {
 	swactors map[provisioning.NodeAttemptID]provisioning.SwactorID
 	notes    []string
 	told     int // bytes of the journal
-	out      strings.Builder
+
+	// While it is read.
+	number     int // of the line
+	generation uint64
+	waiting    []item // for the next pass
+
+	out strings.Builder
 }
 
 // batch is a pass with what was delivered before it, and what it submits.
@@ -193,134 +214,157 @@ type journalLine struct {
 }
 
 func (t *teller) read(journal []byte) error {
-	generation := uint64(0)
-	var waiting []item
-	number, read := 0, 0
+	read := 0
 	for text := range bytes.Lines(journal) {
-		number++
+		t.number++
 		read += len(text)
-		unsayable := func(format string, args ...any) error {
-			return &UnsayableError{Line: number, What: fmt.Sprintf(format, args...)}
-		}
 		var line journalLine
-		if err := json.Unmarshal(text, &line); err != nil {
-			return unsayable("%v", err)
-		}
-		last := len(t.batches) - 1
+		err := json.Unmarshal(text, &line)
 		switch {
+		case err != nil:
 		case line.Journal != nil:
-			c := line.Journal.Config
-			word, err := configLine(c.Retry, c.GroupRetry, c.MaxInFlight, c.FirstAttempt, line.Journal.Shape.RunID)
-			if err != nil {
-				return unsayable("%v", err)
-			}
-			shape, err := t.shape(line.Journal.Shape)
-			if err != nil {
-				return unsayable("%v", err)
-			}
-			t.config, generation = word, line.Journal.Shape.Generation
-			waiting = append(waiting, item{line: number, text: shape})
+			err = t.readHead(&line)
 		case line.Update != nil:
-			u := line.Update
-			switch {
-			case u.Refused != "":
-				waiting = append(waiting, item{line: number, text: t.refusal(u.Shape, u.Refused)})
-			case u.Drain:
-				generation++
-				waiting = append(waiting, item{line: number, text: fmt.Sprintf("shape %d # drain", generation)})
-			default:
-				shape, err := t.shape(*u.Shape)
-				if err != nil {
-					return unsayable("%v", err)
-				}
-				generation = u.Shape.Generation
-				waiting = append(waiting, item{line: number, text: shape})
-			}
+			err = t.readUpdate(&line)
 		case line.Deliver != nil:
-			o := line.Deliver.Observation
-			if line.Deliver.Numbers != nil {
-				return unsayable("an observation of a kind that has no name")
-			}
-			if o.Kind != provisioning.OperationCompleted {
-				waiting = append(waiting, item{line: number, report: &o})
-				if t.reported[o.Attempt] == "" {
-					t.reported[o.Attempt] = o.Session
-				}
-				if _, joined := t.swactors[o.Attempt]; o.Kind == provisioning.SwactorJoined && !joined {
-					t.swactors[o.Attempt] = o.Swactor
-				}
-				break
-			}
-			answered, err := t.answer(o.Completion, len(t.batches))
-			if err != nil {
-				return unsayable("%v", err)
-			}
-			if answered != nil {
-				waiting = append(waiting, item{line: number, answered: answered})
-			}
+			err = t.readDelivery(&line)
+		case line.Pass != nil && line.Pass.FoldOnly:
+			t.notes = append(t.notes, "Then its host was closed: what was delivered after the last pass is not told.")
+			return nil
 		case line.Pass != nil:
-			if line.Pass.FoldOnly {
-				t.notes = append(t.notes, "Then its host was closed: what was delivered after the last pass is not told.")
-				return nil
-			}
-			t.batches = append(t.batches, batch{at: line.Pass.At, paused: line.Pass.Paused, items: waiting,
+			t.batches = append(t.batches, batch{at: line.Pass.At, paused: line.Pass.Paused, items: t.waiting,
 				current: make(map[provisioning.LogicalNodeID]provisioning.NodeAttemptID), changes: make(map[provisioning.LogicalNodeID]string)})
-			waiting = nil
+			t.waiting = nil
 		case line.Submit != nil:
-			s := line.Submit
-			switch {
-			case s.Broke:
-				return unsayable("an executor that panicked")
-			case s.Error != nil && s.RetryAfter > 0:
-				return unsayable("a submission refused with a wait of %v", s.RetryAfter)
-			case s.Queued && s.Error != nil:
-				return unsayable("a submission both queued and refused")
-			}
-			c := &call{line: number, slot: s.Node, operation: s.Operation, kind: s.Kind, adoptOnly: s.AdoptOnly, queued: s.Queued,
-				batch: last, refused: s.Error != nil}
-			t.calls[s.Operation] = c
-			t.ordered = append(t.ordered, c)
-			t.batches[last].submitted = append(t.batches[last].submitted, c)
+			err = t.readSubmission(&line)
 		case line.Expire != nil:
-			x := line.Expire
-			if x.Broke || x.Numbers != nil {
-				return unsayable("an executor that panicked, or answered with what has no name")
-			}
-			c := t.calls[x.Operation]
-			switch {
-			case c == nil:
-				return unsayable("the deadline of an operation that was not submitted")
-			case x.Answer.Class == provisioning.ClassNotStarted && !c.queued:
-				return unsayable("a call that came too late to the provider (NotStarted)")
-			case x.Answer.Class == provisioning.ClassNotStarted, x.Answer.Class == provisioning.ClassAmbiguous:
-				c.expired, c.unbegun = true, x.Answer.Class == provisioning.ClassNotStarted
-				if c.queued && !c.unbegun { // it ran, so what it waited for had returned
-					t.batches[last].items = append(t.batches[last].items, item{line: number, began: c})
-				}
-				continue
-			}
-			// Its answer had come and was not delivered yet.
-			answered, err := t.answer(x.Answer, last)
-			if err != nil {
-				return unsayable("%v", err)
-			}
-			if answered != nil {
-				t.batches[last].items = append(t.batches[last].items, item{line: number, answered: answered})
-			}
+			err = t.readExpiry(&line)
 		case line.Retire != nil && line.Retire.Broke:
-			return unsayable("an executor that panicked")
+			err = errPanicked
+		case line.Do != nil && (line.Do.Action == provisioning.Insert || line.Do.Action == provisioning.Restart):
+			t.now().current[line.Do.Node] = line.Do.Attempt
 		case line.End != nil && line.End.Incomplete:
-			return unsayable("a pass that an executor broke off")
+			err = errors.New("a pass that an executor broke off")
 		case line.End != nil:
 			t.told = read
-		case line.Do != nil:
-			switch line.Do.Action {
-			case provisioning.Insert, provisioning.Restart:
-				t.batches[last].current[line.Do.Node] = line.Do.Attempt
-			}
+		}
+		if err != nil {
+			return &UnsayableError{Line: t.number, What: err.Error()}
 		}
 	}
 	return nil
+}
+
+var (
+	errPanicked = errors.New("an executor that panicked")
+	errTooLate  = errors.New("a call that came too late to the provider (NotStarted)")
+	errNoName   = errors.New("something of a kind that has no name")
+)
+
+// now is the batch whose pass runs.
+func (t *teller) now() *batch { return &t.batches[len(t.batches)-1] }
+
+// wait puts down what the next pass will find.
+func (t *teller) wait(it item) {
+	it.line = t.number
+	t.waiting = append(t.waiting, it)
+}
+
+func (t *teller) readHead(line *journalLine) (err error) {
+	c, shape := line.Journal.Config, line.Journal.Shape
+	if t.config, err = configLine(c.Retry, c.GroupRetry, c.MaxInFlight, c.FirstAttempt, shape.RunID); err != nil {
+		return err
+	}
+	return t.wish(shape)
+}
+
+func (t *teller) wish(shape provisioning.ClusterShape) error {
+	text, err := t.shape(shape)
+	t.generation = shape.Generation
+	t.wait(item{text: text})
+	return err
+}
+
+func (t *teller) readUpdate(line *journalLine) error {
+	switch u := line.Update; {
+	case u.Refused != "":
+		t.wait(item{text: t.refusal(u.Shape, u.Refused)})
+	case u.Drain:
+		t.generation++
+		t.wait(item{text: fmt.Sprintf("shape %d # drain", t.generation)})
+	default:
+		return t.wish(*u.Shape)
+	}
+	return nil
+}
+
+func (t *teller) readDelivery(line *journalLine) error {
+	o := line.Deliver.Observation
+	switch {
+	case line.Deliver.Numbers != nil:
+		return errNoName
+	case o.Kind == provisioning.OperationCompleted:
+		answered, err := t.answer(o.Completion, len(t.batches))
+		if answered != nil {
+			t.wait(item{answered: answered})
+		}
+		return err
+	}
+	t.wait(item{report: &o})
+	if t.reported[o.Attempt] == "" {
+		t.reported[o.Attempt] = o.Session
+	}
+	if _, joined := t.swactors[o.Attempt]; o.Kind == provisioning.SwactorJoined && !joined {
+		t.swactors[o.Attempt] = o.Swactor
+	}
+	return nil
+}
+
+func (t *teller) readSubmission(line *journalLine) error {
+	s := line.Submit
+	switch {
+	case s.Broke:
+		return errPanicked
+	case s.Error != nil && s.RetryAfter > 0:
+		return fmt.Errorf("a submission refused with a wait of %v", s.RetryAfter)
+	}
+	c := &call{line: t.number, slot: s.Node, operation: s.Operation, kind: s.Kind, adoptOnly: s.AdoptOnly, queued: s.Queued,
+		batch: len(t.batches) - 1, refused: s.Error != nil}
+	t.calls[s.Operation] = c
+	t.ordered = append(t.ordered, c)
+	t.attempts[s.Operation.Attempt] = append(t.attempts[s.Operation.Attempt], c)
+	t.now().submitted = append(t.now().submitted, c)
+	return nil
+}
+
+func (t *teller) readExpiry(line *journalLine) error {
+	x := line.Expire
+	c := t.calls[x.Operation]
+	switch {
+	case x.Broke:
+		return errPanicked
+	case x.Numbers != nil:
+		return errNoName
+	case c == nil:
+		return errors.New("the deadline of an operation that was not submitted")
+	case x.Answer.Class == provisioning.ClassNotStarted && !c.queued:
+		return errTooLate
+	case x.Answer.Class == provisioning.ClassNotStarted:
+		c.expired, c.unbegun = true, true
+		return nil
+	case x.Answer.Class == provisioning.ClassAmbiguous:
+		c.expired = true
+		if c.queued { // it ran, so what it waited for had returned
+			t.now().items = append(t.now().items, item{line: t.number, began: c})
+		}
+		return nil
+	}
+	// Its answer had come and was not delivered yet.
+	answered, err := t.answer(x.Answer, len(t.batches)-1)
+	if answered != nil {
+		t.now().items = append(t.now().items, item{line: t.number, answered: answered})
+	}
+	return err
 }
 
 // answer notes what a call came to. It returns nil for one that counts no more:
@@ -332,7 +376,7 @@ func (t *teller) answer(c provisioning.Completion, batch int) (*call, error) {
 	}
 	switch {
 	case c.Class == provisioning.ClassNotStarted:
-		return nil, errors.New("a call that came too late to the provider (NotStarted)")
+		return nil, errTooLate
 	case c.RetryAfter > 0 && c.Class != provisioning.ClassDefinite:
 		return nil, fmt.Errorf("a wait of %v asked for with an answer that is %v", c.RetryAfter, c.Class)
 	}
@@ -356,7 +400,7 @@ func configLine(retry provisioning.RetryPolicy, groups map[provisioning.NodeGrou
 	case first != 1:
 		return "", fmt.Errorf("FirstAttempt %d", first)
 	case retry.Jitter != 0 && runID != run:
-		return "", fmt.Errorf("Jitter %v, which is drawn from the run", retry.Jitter)
+		return "", fmt.Errorf("a Jitter of %v, which is drawn from the run", retry.Jitter)
 	case retry.MaxRetryAfter != provisioning.DefaultMaxRetryAfter:
 		return "", fmt.Errorf("MaxRetryAfter %v", retry.MaxRetryAfter)
 	}
@@ -496,298 +540,4 @@ func (t *teller) replay(journal []byte) (provisioning.ReplayReport, error) {
 		return report, &UnsayableError{What: fmt.Sprintf("%d of %d passes were repeated", report.Passes, len(t.batches))}
 	}
 	return report, nil
-}
-
-// settle finds out what became of each call that nobody was told about.
-func (t *teller) settle() error {
-	byAttempt := make(map[provisioning.NodeAttemptID][]*call)
-	for _, c := range t.ordered {
-		byAttempt[c.operation.Attempt] = append(byAttempt[c.operation.Attempt], c)
-		c.hangs = !c.refused && !c.unbegun && (c.answer == nil || !c.queued && c.answered > c.batch+1)
-	}
-	for _, c := range t.ordered {
-		// What an adopt-only create finds, an earlier one has made.
-		if !c.adoptOnly || c.answer == nil ||
-			c.answer.Class != provisioning.ClassNone && (c.answer.Class != provisioning.ClassLeaseLost || c.answer.Lease == "") {
-			continue
-		}
-		var maker *call
-		for _, earlier := range byAttempt[c.operation.Attempt] {
-			if earlier.kind == provisioning.CreateLease && !earlier.adoptOnly && !earlier.refused && !earlier.unbegun &&
-				(earlier.answer == nil || earlier.answer.Class == provisioning.ClassAmbiguous) {
-				maker = earlier
-			}
-		}
-		if maker == nil {
-			return &UnsayableError{Line: c.line, What: "a machine was adopted for which no create is known"}
-		}
-		maker.effect = true
-	}
-	return nil
-}
-
-// outcome is the word for what a call came to.
-func (c *call) outcome() string {
-	lost := provisioning.Completion{Class: provisioning.ClassAmbiguous}
-	answer := c.answer
-	if answer == nil {
-		answer = &lost
-	}
-	switch {
-	case answer.Class == provisioning.ClassDefinite && answer.RetryAfter > 0:
-		return fmt.Sprintf("retry-after=%v", answer.RetryAfter)
-	case answer.Class == provisioning.ClassDefinite:
-		return "definite"
-	case answer.Class == provisioning.ClassAmbiguous && c.effect:
-		return "done-ambiguous"
-	case answer.Class == provisioning.ClassAmbiguous:
-		return "ambiguous"
-	case answer.Class == provisioning.ClassLeaseLost && c.kind == provisioning.CreateLease && answer.Lease != "":
-		return "dead"
-	case answer.Class == provisioning.ClassLeaseLost:
-		return "lost"
-	case c.kind == provisioning.CreateLease && answer.Endpoint == nil:
-		return "ok-no-endpoint"
-	case c.kind == provisioning.LookupEndpoint && answer.Endpoint == nil:
-		return "not-ready"
-	}
-	return "ok"
-}
-
-func (t *teller) line(format string, args ...any) { fmt.Fprintf(&t.out, format+"\n", args...) }
-
-func (t *teller) tell(title string, report provisioning.ReplayReport) error {
-	if err := t.settle(); err != nil {
-		return err
-	}
-	t.line("# %s", oneLine(title))
-	t.line("#")
-	t.line("# %d passes in %v, each at its time and with what was known by then. Ids, texts, addresses and numbers of lines are", len(t.batches), report.Last.Sub(report.First))
-	t.line("# those of the fake provider; calls that nobody was told about end where the next one shows that they had.")
-	for _, note := range t.notes {
-		t.line("# %s", note)
-	}
-	t.line("%s", t.config)
-
-	now := t.batches[0].at
-	paused := false
-	attempts := make(map[provisioning.LogicalNodeID]provisioning.NodeAttemptID)
-	for i := range t.batches {
-		b := &t.batches[i]
-		if passed := b.at.Sub(now); passed > 0 {
-			t.line("advance %v", passed)
-		}
-		now = b.at
-		if err := t.tellBatch(i, attempts, b.paused != paused); err != nil {
-			return err
-		}
-		paused = b.paused
-		for slot, attempt := range b.current {
-			attempts[slot] = attempt
-		}
-		for _, slot := range sortedSlots(b.changes) {
-			t.line("expect %s %s", slot, b.changes[slot])
-		}
-	}
-	t.tellEnd(report)
-	return nil
-}
-
-// tellBatch says what comes before a pass, and the pass.
-func (t *teller) tellBatch(i int, attempts map[provisioning.LogicalNodeID]provisioning.NodeAttemptID, pauseChanges bool) error {
-	b := &t.batches[i]
-	for _, c := range b.submitted {
-		switch {
-		case c.refused:
-			t.line("script %s %s refuse", c.slot, operationWord(c.kind))
-		case c.hangs:
-			t.line("script %s %s hang", c.slot, operationWord(c.kind))
-		case !c.unbegun && c.outcome() != "ok":
-			t.line("script %s %s %s", c.slot, operationWord(c.kind), c.outcome())
-		case !c.unbegun: // said all the same: the next word is for the next call
-			t.line("script %s %s ok", c.slot, operationWord(c.kind))
-		}
-		// A call that is not queued shows that the ones before have returned.
-		if !c.queued && !c.refused {
-			t.release(c)
-		}
-	}
-
-	// Of each slot the reports that came before its answer, then the answers,
-	// then the rest.
-	answered := make(map[provisioning.NodeAttemptID]bool)
-	var before, after []item
-	news := false
-	for _, it := range b.items {
-		switch {
-		case it.answered != nil:
-			c := it.answered
-			answered[c.operation.Attempt], news = true, true
-			if c.queued {
-				t.release(c)
-			}
-			if c.hangs {
-				t.line("release %s %s %s", c.slot, operationWord(c.kind), c.outcome())
-				c.returned = true
-			}
-		case it.began != nil:
-			t.release(it.began)
-		case it.report != nil && answered[it.report.Attempt]:
-			after = append(after, it)
-		default:
-			before = append(before, it)
-		}
-	}
-	for _, it := range before {
-		queues, err := t.tellItem(i, it, attempts)
-		if err != nil {
-			return err
-		}
-		news = news || queues
-	}
-	if len(after) > 0 {
-		t.line("answer")
-		for _, it := range after {
-			if _, err := t.tellItem(i, it, attempts); err != nil {
-				return err
-			}
-		}
-	}
-	if pauseChanges {
-		t.line("%s", map[bool]string{true: "pause", false: "resume"}[b.paused])
-		news = true
-	}
-	if !news {
-		t.line("trigger")
-	}
-	t.line("pass")
-	return nil
-}
-
-// release lets the calls of an attempt return that are before c and expired.
-func (t *teller) release(c *call) {
-	for _, earlier := range t.ordered {
-		if earlier == c {
-			return
-		}
-		if earlier.operation.Attempt == c.operation.Attempt && earlier.hangs && earlier.answer == nil && !earlier.returned {
-			t.line("release %s %s %s # it had come to an end by now", earlier.slot, operationWord(earlier.kind), earlier.outcome())
-			earlier.returned = true
-		}
-	}
-}
-
-// tellItem says a wish or a report, and whether that queues a pass.
-func (t *teller) tellItem(i int, it item, attempts map[provisioning.LogicalNodeID]provisioning.NodeAttemptID) (queues bool, err error) {
-	if it.report == nil {
-		t.line("%s", it.text)
-		return strings.HasPrefix(it.text, "shape"), nil
-	}
-	o := it.report
-	unsayable := func(format string, args ...any) (bool, error) {
-		return false, &UnsayableError{Line: it.line, What: fmt.Sprintf(format, args...)}
-	}
-	if _, err := parseSlot(string(o.Node)); err != nil || !namePattern.MatchString(string(o.Node)) {
-		return unsayable("a report about %q", o.Node)
-	}
-	if o.Attempt == 0 {
-		return unsayable("a report about attempt 0 of %s", o.Node)
-	}
-	if o.Kind == provisioning.ReplaceRequested {
-		if attempts[o.Node] != o.Attempt {
-			t.line("# attempt %d of %s was to be replaced and was over", o.Attempt, o.Node)
-			return false, nil
-		}
-		t.line("replace %s", o.Node)
-		return true, nil
-	}
-	stranger := o.Kind != provisioning.NodeLost && o.Session != t.session(o.Attempt, i)
-	if stranger && (o.Session == "" || o.Kind == provisioning.SwactorJoined || !namePattern.MatchString(string(o.Session))) {
-		return unsayable("a %v of %s under session %q, which is not that of its bootstrap", o.Kind, o.Node, o.Session)
-	}
-	words := []string{"event", string(o.Node)}
-	switch o.Kind {
-	case provisioning.SwactorJoined:
-		words = append(words, "joined")
-		if o.Swactor != t.swactors[o.Attempt] {
-			if !namePattern.MatchString(string(o.Swactor)) {
-				return unsayable("an agent called %q", o.Swactor)
-			}
-			words = append(words, "id="+string(o.Swactor))
-		}
-	case provisioning.BootstrapClosed:
-		words = append(words, "closed")
-	case provisioning.BootstrapFailed:
-		words = append(words, "failed")
-	case provisioning.NodeLost:
-		words = append(words, "lost")
-	case provisioning.BootstrapProgress:
-		if o.Stage == provisioning.NoBootstrapStage {
-			t.line("# %s was read from, and told no stage", o.Node)
-			return false, nil
-		}
-		words = append(words, fmt.Sprintf("stage=%v", o.Stage))
-	default:
-		return unsayable("a report of kind %v", o.Kind)
-	}
-	if stranger {
-		words = append(words, "id="+string(o.Session))
-	}
-	t.line("%s attempt=%d", strings.Join(words, " "), o.Attempt)
-	return true, nil
-}
-
-// session is the one that the fake has for an attempt at the time of a batch: of
-// the last start, before there was one that of the first to come, and where none
-// was answered the one that was heard of.
-func (t *teller) session(attempt provisioning.NodeAttemptID, batch int) provisioning.BootstrapSessionID {
-	var id provisioning.BootstrapSessionID
-	for _, s := range t.sessions[attempt] {
-		if id == "" || s.batch <= batch {
-			id = s.id
-		}
-	}
-	return cmp.Or(id, t.reported[attempt])
-}
-
-func sortedSlots[V any](m map[provisioning.LogicalNodeID]V) []provisioning.LogicalNodeID {
-	slots := make([]provisioning.LogicalNodeID, 0, len(m))
-	for slot := range m {
-		slots = append(slots, slot)
-	}
-	slices.SortFunc(slots, func(a, b provisioning.LogicalNodeID) int {
-		return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
-	})
-	return slots
-}
-
-// tellEnd says what has come of it.
-func (t *teller) tellEnd(report provisioning.ReplayReport) {
-	d := report.Driver
-	state, now := d.Snapshot(), d.Clock(report.Last)
-	moment := func(at time.Time) string { return momentWord(at.Sub(now), !at.IsZero()) }
-	t.line("# What has come of it.")
-	slots := []string{"expect", "slots"}
-	for node := range state.All() {
-		slots = append(slots, string(node.Record.Node))
-	}
-	t.line("%s", strings.Join(slots, " "))
-	for node := range state.All() {
-		pending := provisioning.NoOperation
-		if node.Pending != nil {
-			pending = node.Pending.Kind
-		}
-		t.line("expect %s attempt=%d stage=%v intent=%v ready=%v lease=%v session=%v pending=%s ambiguous=%s failures=%d cleanup-failures=%d next=%s restart=%s deadline=%s",
-			node.Record.Node, node.Attempt, node.Record.Stage, node.Intent, node.Record.Ready,
-			node.Record.Lease != "", node.ActiveBootstrap != "", operationWord(pending), operationWord(node.Retry.Ambiguous),
-			node.Retry.ConsecutiveFailures, node.Retry.CleanupFailures,
-			moment(node.Retry.NextEffectAt), moment(node.Retry.RestartAt), moment(node.Retry.StageDeadline))
-	}
-	at, ok := d.RequeueAt()
-	t.line("expect requeue %s", momentWord(at.Sub(report.Last), ok))
-	t.line("expect converged %v", d.Converged(d.Generation()))
-	ready, desired := d.Progress()
-	t.line("expect progress %d/%d", ready, desired)
-	t.line("expect observed %d", d.ObservedGeneration())
-	t.line("expect attempts %d", state.NextAttemptID-1)
 }
