@@ -126,6 +126,17 @@ var ladder = [...]rule{
 		action: Fail},
 }
 
+// rungs is what the climb looks at of the ladder, in two cache lines: a cluster
+// that is settled is a climb for every slot.
+var rungs = rungsOf(ladder[:])
+
+func rungsOf(ladder []rule) (rungs [len(ladder)]struct{ looksAt, all condition }) {
+	for i, r := range ladder {
+		rungs[i].looksAt, rungs[i].all = r.all|r.none, r.all
+	}
+	return rungs
+}
+
 // The rules that code asks for, by their place in the ladder.
 const (
 	ruleInsert         = 0
@@ -164,13 +175,11 @@ func decide(n *node, want *template, now instant) decision {
 		return decision{rule: &ladder[ruleUnmatched], fault: ErrUnmatched}
 	}
 	conditions := look(n, want, now)
-	var matched *rule
-	for i := range ladder { // the last one matches everything
-		matched = &ladder[i]
-		if conditions&matched.all == matched.all && conditions&matched.none == 0 {
-			break
-		}
+	rung := 0
+	for conditions&rungs[rung].looksAt != rungs[rung].all {
+		rung++ // the last one matches everything
 	}
+	matched := &ladder[rung]
 	if matched.backsOff && conditions&backingOff != 0 {
 		matched = &ladder[ruleAwaitBackoff]
 	}

@@ -79,7 +79,7 @@ type ClusterDriver struct {
 	// in guards what other goroutines bring and ask for.
 	in        sync.Mutex
 	clock     driverClock
-	inbox     inbox
+	inbox     *inbox
 	accepted  *Desired // the latest wish
 	draining  bool     // and it is the last one
 	paused    bool     // growth is to stop
@@ -97,7 +97,7 @@ type ClusterDriver struct {
 	census census // of a snapshot that is being taken
 
 	// Of the pass.
-	folding   inbox    // what is being folded
+	folding   *inbox   // what is being folded
 	wish      *Desired // accepted when the pass began
 	working   *Desired // the wish that the state is compared with
 	deadlines *pqueue.Queue[*node]
@@ -210,6 +210,8 @@ func newDriverOn(state *ClusterState, desired *Desired, config Config) *ClusterD
 		deadlines: pqueue.New(func(a, b *node) bool { return a.wakesAt < b.wakesAt }, func(n *node) *int32 { return &n.deadlineAt }),
 		capacity:  newCapacity(config.MaxInFlight),
 		census:    census{stretch: censusStretch},
+		inbox:     &inbox{},
+		folding:   &inbox{},
 		events:    eventQueue{hook: config.OnEvent},
 	}
 	if config.OnEvent != nil {
@@ -844,10 +846,11 @@ func (d *ClusterDriver) heatDue(at instant) {
 }
 
 func (d *ClusterDriver) foldInbox(at instant) {
-	for _, block := range d.folding.blocks {
-		for i := range block {
-			d.foldDelivered(&block[i], at)
+	for i, block := range d.folding.blocks {
+		for j := range block {
+			d.foldDelivered(&block[j], at)
 		}
+		d.folding.release(i) // a million of them weigh as much as a third of the state
 	}
 }
 

@@ -185,7 +185,7 @@ func TestPassKeepsNoLargeLists(t *testing.T) {
 	dtDrive(t, d, dtStart, x)
 	require.LessOrEqual(t, cap(d.hot), maxSpare)
 	require.LessOrEqual(t, cap(d.spareHot), maxSpare)
-	for _, box := range []*inbox{&d.inbox, &d.folding} {
+	for _, box := range []*inbox{d.inbox, d.folding} {
 		require.LessOrEqual(t, len(box.spare), spareBlocks)
 		require.LessOrEqual(t, cap(box.blocks), maxSpare)
 		require.Zero(t, box.len())

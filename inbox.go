@@ -7,34 +7,50 @@ type inbox struct {
 	spare  [][]Observation // empty, to be used again
 }
 
+// A block is larger than the one before it, up to the largest.
 const (
+	firstBlock  = 16
 	inboxBlock  = 256
 	spareBlocks = 16
 )
 
 func (b *inbox) put(o *Observation) {
 	last := len(b.blocks) - 1
-	if last < 0 || len(b.blocks[last]) == inboxBlock {
-		var block []Observation
-		if n := len(b.spare); n > 0 {
-			block, b.spare = b.spare[n-1], b.spare[:n-1]
-		} else {
-			block = make([]Observation, 0, inboxBlock)
-		}
-		b.blocks = append(b.blocks, block)
+	if last < 0 || len(b.blocks[last]) == cap(b.blocks[last]) {
+		b.blocks = append(b.blocks, b.block())
 		last++
 	}
 	b.blocks[last] = append(b.blocks[last], *o)
 }
 
-// empty lets go of what was delivered and keeps a few blocks.
+func (b *inbox) block() (block []Observation) {
+	if n := len(b.spare); n > 0 {
+		block, b.spare = b.spare[n-1], b.spare[:n-1]
+		return block
+	}
+	size := firstBlock
+	if n := len(b.blocks); n > 0 {
+		size = min(2*cap(b.blocks[n-1]), inboxBlock)
+	}
+	return make([]Observation, 0, size)
+}
+
+// release lets go of a block, and keeps it if few are kept.
+func (b *inbox) release(i int) {
+	block := b.blocks[i]
+	b.blocks[i] = nil
+	if len(b.spare) < spareBlocks {
+		wipe(block)
+		b.spare = append(b.spare, block[:0])
+	}
+}
+
+// empty lets go of what was delivered.
 func (b *inbox) empty() {
 	for i, block := range b.blocks {
-		if len(b.spare) < spareBlocks {
-			wipe(block)
-			b.spare = append(b.spare, block[:0])
+		if block != nil {
+			b.release(i)
 		}
-		b.blocks[i] = nil
 	}
 	b.blocks = cleared(b.blocks)
 }
