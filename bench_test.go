@@ -528,7 +528,7 @@ func BenchmarkBytesPerNode(b *testing.B) {
 					for b.Loop() {
 						before := measure.Heap()
 						d := climb(b, weight.shape(1, n), true) // as under a host, which drives as soon as it can
-						d.effects = benchExecutor{} // the driver knows its executor
+						d.effects = benchExecutor{}             // the driver knows its executor
 						b.ReportMetric(float64(measure.Heap()-before)/float64(n), "B/node")
 						runtime.KeepAlive(d)
 					}
