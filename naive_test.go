@@ -11,6 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/swactor/provisioning/internal/verify"
 )
 
 // dtNaive drives a cluster the long way: every pass folds, looks at every node
@@ -482,6 +484,7 @@ type dtTwins struct {
 	now     time.Time
 	started []Effect // submitted and not refused
 	luck    int      // of 100 outcomes, so many are good
+	passes  int      // of the real one
 }
 
 var dtGroups = []NodeGroupID{"a", "b", "b-1"}
@@ -636,6 +639,7 @@ func (w *dtTwins) pass() bool {
 	ran, err := w.real.DriveNext(w.now, w.a)
 	require.NoError(t, err)
 	require.Equal(t, w.naive.drive(w.now, w.b), ran)
+	w.passes++
 
 	require.Equal(t, dtJSON(t, w.naive.state), dtJSON(t, w.real.Snapshot()))
 	require.Len(t, w.a.submitted, len(w.b.submitted))
@@ -682,7 +686,7 @@ func (w *dtTwins) until() {
 
 // dtNewTwins draws a wish, a configuration and the moods of the executors.
 func dtNewTwins(t *rapid.T) *dtTwins {
-	config := Config{Retry: dtDrawPolicy(t), MaxInFlight: rapid.SampledFrom([]int{0, 1, 2, 3, 5}).Draw(t, "MaxInFlight")}
+	config := Config{Retry: dtDrawPolicy(t), MaxInFlight: rapid.SampledFrom([]int{0, 0, 0, 1, 2, 3, 5}).Draw(t, "MaxInFlight")}
 	if rapid.Bool().Draw(t, "policy of its own") {
 		config.GroupRetry = map[NodeGroupID]RetryPolicy{"b": {InitialDelay: 3 * time.Second, OperationTimeout: 7 * time.Second}}
 	}
@@ -787,5 +791,18 @@ func (w *dtTwins) replace() {
 // TestProp_G1IncrementalDriverAgreesWithNaive: deciding only what is hot gives
 // what deciding everything gives, in every pass of every trace.
 func TestProp_G1IncrementalDriverAgreesWithNaive(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) { dtNewTwins(t).wander() })
+	var free, capped, passes int
+	rapid.Check(t, func(t *rapid.T) {
+		w := dtNewTwins(t)
+		w.wander()
+		passes += w.passes
+		if w.config.MaxInFlight == 0 {
+			free++
+		} else {
+			capped++
+		}
+	})
+	verify.AtLeast(t, "traces without MaxInFlight, the same as the naive driver", free, exIf(verify.Full(), 10_000))
+	verify.AtLeast(t, "traces with MaxInFlight, the same as the naive driver", capped, exIf(verify.Full(), 10_000))
+	verify.AtLeast(t, "passes that were compared", passes, exIf(verify.Full(), 100_000))
 }

@@ -18,6 +18,7 @@ type step struct {
 var steps = []step{
 	{name: "exhaustive search, one slot", pkg: ".", run: "^TestExhaustive(OneSlot|FormLosesNothing|CanFail|WaysAreReal)$", timeout: 60 * time.Minute},
 	{name: "exhaustive search, two slots", pkg: ".", run: "^TestExhaustiveTwoSlots$", timeout: 120 * time.Minute},
+	{name: "the incremental and the naive driver", pkg: ".", run: "^TestProp_G1IncrementalDriverAgreesWithNaive$", checks: 25_000, timeout: 60 * time.Minute},
 	{name: "independence of slots", pkg: ".", run: "^TestProp_G10SlotsAreIndependent$", checks: 20_000, timeout: 30 * time.Minute},
 	{name: "perturbations", pkg: ".", run: "^(TestPerturbedAtEveryPass|TestProp_G7PerturbedRunsEndAlike)$", checks: 20_000, timeout: 60 * time.Minute},
 }
