@@ -715,6 +715,7 @@ func (d *ClusterDriver) end(whole bool) (again bool) {
 	d.in.Lock()
 	defer d.in.Unlock()
 	d.running = false
+	d.inbox.borrow(d.folding)
 	d.triggered = d.triggered || !whole
 	d.dirty, d.ownDirt = d.ownDirt, false
 	d.requeueAt = requeueAt

@@ -45,6 +45,14 @@ func (b *inbox) release(i int) {
 	}
 }
 
+// borrow takes over the spare blocks of an inbox that is folded, if they are
+// more: without it either of the two would have as many.
+func (b *inbox) borrow(folded *inbox) {
+	if len(folded.spare) > len(b.spare)+1 {
+		b.spare, folded.spare = folded.spare, b.spare
+	}
+}
+
 // empty lets go of what was delivered.
 func (b *inbox) empty() {
 	for i, block := range b.blocks {

@@ -36,3 +36,27 @@ func TestInboxKeepsOrderOverBlocks(t *testing.T) {
 		}
 	}
 }
+
+// Two inboxes that take turns make do with the blocks of one.
+func TestInboxesShareTheirBlocks(t *testing.T) {
+	in, folding := &inbox{}, &inbox{}
+	fill := func() {
+		for range 5 * inboxBlock {
+			in.put(&Observation{})
+		}
+	}
+	turn := func() {
+		in, folding = folding, in
+		folding.empty()
+		in.borrow(folding)
+	}
+	fill()
+	blocks := len(in.blocks)
+	for range 3 {
+		turn()
+		require.Len(t, in.spare, blocks)
+		require.Empty(t, folding.spare)
+		fill()
+		require.Equal(t, blocks, len(in.blocks)+len(in.spare), "none is new")
+	}
+}
