@@ -600,6 +600,12 @@ func TestDecideOnTheZeroState(t *testing.T) {
 	plan := Decide(new(ClusterState), mustExpand(t, shapeOf(4, groupOf("w", 2))), ftNow)
 	require.Equal(t, NodeAttemptID(1), plan.Actions[0].NewAttempt)
 	require.Equal(t, NodeAttemptID(2), plan.Actions[1].NewAttempt)
+
+	driver, err := newDriverFrom(new(ClusterState{byName: map[LogicalNodeID]*node{}}), shapeOf(4, groupOf("w", 2)), Config{})
+	require.NoError(t, err)
+	_, err = driver.DriveNext(ftNow, new(dtExecutor))
+	require.NoError(t, err)
+	require.NoError(t, driver.Snapshot().Check(), "a driver that goes on from it begins where the plan does")
 }
 
 // ftDrawWorld draws a state and a wish that have something to do with each

@@ -214,6 +214,7 @@ func newDriverOn(state *ClusterState, desired *Desired, config Config) *ClusterD
 		folding:   &inbox{},
 		events:    eventQueue{hook: config.OnEvent},
 	}
+	state.NextAttemptID = max(state.NextAttemptID, 1) // 0 is no attempt; a state that holds nothing may say so
 	if config.OnEvent != nil {
 		d.times = make(eventTimes)
 	}
