@@ -15,8 +15,14 @@ import (
 
 var full = flag.Bool("verify", false, "run the full forms of the tests, which take minutes, and print their figures")
 
+var seed = flag.Uint64("verify.seed", 1, "what a test that uses internal/verify draws from")
+
 // Full reports whether full forms are asked for.
 func Full() bool { return *full }
+
+// Seed returns what a test that draws without rapid draws from. It is the same
+// in every run but those of `make verify`.
+func Seed() uint64 { return *seed }
 
 // Mark begins a line that holds a figure. The fields behind it are separated by
 // tabs: the name of the test, what was counted, how many, the target, and "ok"

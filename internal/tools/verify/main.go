@@ -130,7 +130,7 @@ func goTest(out io.Writer, root string, s step, seed uint64) error {
 	if s.race {
 		args = append(args, "-race")
 	}
-	args = append(args, s.pkg, "-args", "-verify")
+	args = append(args, s.pkg, "-args", "-verify", "-verify.seed", strconv.FormatUint(seed, 10))
 	if s.checks > 0 {
 		args = append(args, "-rapid.checks", strconv.Itoa(s.checks), "-rapid.seed", strconv.FormatUint(seed, 10))
 	}
