@@ -77,7 +77,9 @@ func FuzzStateJSON(f *testing.F) {
 	add(ftNode(ftReady), ftMove(ftNode(ftReady, ftPending(BootstrapConvergenceObserved)), "w", 10, 8), ftMove(ftNode(ftRequested, ftPending(CreateLease)), "w-1", 0, 9))
 	add(ftNode(ftLeased, ftBackingOff(time.Second)), ftMove(ftNode(ftReachable, ftPending(StartBootstrap)), "w", 1, 8))
 	add(ftNode(ftJoined, ftFailed), ftMove(ftNode(ftRunning, ftDeleting), "w", 1, 8), ftMove(ftNode(ftFailed, ftDestroyed), "w", 2, 9))
-	add(ftStarting(func(m *ManagedNode) { m.Held = []Observation{ftJoins("agent"), ftProgress(BootstrapStageConverged, 1, 2)} }))
+	add(ftStarting(func(m *ManagedNode) {
+		m.Held = []Observation{ftJoins("agent"), ftProgress(BootstrapStageConverged, 1, 2)}
+	}))
 	add(ftNode(ftRequested, ftAmbiguous(CreateLease), ftDeleting))
 	f.Add([]byte(`{"schema":1,"observedGeneration":18446744073709551615,"nextAttemptId":18446744073709551615,"nodes":null}`))
 	f.Add([]byte(`{"schema":2}`))
