@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -73,7 +74,11 @@ func runSteps(out io.Writer, log io.Writer, root, only string, seed uint64, run 
 		var text strings.Builder
 		err := run(io.MultiWriter(log, &text), root, s, seed)
 		took := time.Since(start).Round(100 * time.Millisecond)
-		found, missed := figures(s, text.String())
+		output := text.String()
+		if s.fuzz > 0 && err == nil {
+			output += fuzzFigure(s, output)
+		}
+		found, missed := figures(s, output)
 		rows = append(append(rows, found...), row{s.name, "", "time", took.String(), "", ""})
 		switch {
 		case err != nil:
@@ -111,6 +116,28 @@ func figures(s step, output string) (rows []row, missed int) {
 	return rows, missed
 }
 
+// fuzzed matches what go test says while it fuzzes: how many inputs by then.
+var fuzzed = regexp.MustCompile(`(?m)^fuzz: elapsed: .*, execs: ([0-9]+) `)
+
+// minFuzzed is the fewest inputs of a fuzz step that found nothing wrong. The
+// slowest target does some hundreds in a second.
+const minFuzzed = 1000
+
+// fuzzFigure makes a figure of what go test said while it fuzzed.
+func fuzzFigure(s step, output string) string {
+	inputs := 0
+	for _, line := range fuzzed.FindAllStringSubmatch(output, -1) {
+		if n, err := strconv.Atoi(line[1]); err == nil {
+			inputs = max(inputs, n)
+		}
+	}
+	verdict := "ok"
+	if inputs < minFuzzed {
+		verdict = "MISSED"
+	}
+	return fmt.Sprintf("\nfigure\t%s\tinputs in %v\t%d\t>= %d\t%s\n", s.run, s.fuzz, inputs, minFuzzed, verdict)
+}
+
 func printTable(out io.Writer, rows []row) {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	last := ""
@@ -126,6 +153,16 @@ func printTable(out io.Writer, rows []row) {
 
 // goTest runs a step with the go command that runs this program.
 func goTest(out io.Writer, root string, s step, seed uint64) error {
+	c := exec.Command("go", arguments(s, seed)...)
+	c.Dir = filepath.Join(root, filepath.FromSlash(s.dir))
+	c.Stdout, c.Stderr = out, out
+	return c.Run()
+}
+
+func arguments(s step, seed uint64) []string {
+	if s.fuzz > 0 { // what it finds it writes under testdata/fuzz
+		return []string{"test", "-run", "^$", "-fuzz", "^" + s.run + "$", "-fuzztime", s.fuzz.String(), "-timeout", s.timeout.String(), s.pkg}
+	}
 	args := []string{"test", "-v", "-count=1", "-timeout", s.timeout.String(), "-run", s.run}
 	if s.race {
 		args = append(args, "-race")
@@ -134,8 +171,5 @@ func goTest(out io.Writer, root string, s step, seed uint64) error {
 	if s.checks > 0 {
 		args = append(args, "-rapid.checks", strconv.Itoa(s.checks), "-rapid.seed", strconv.FormatUint(seed, 10))
 	}
-	c := exec.Command("go", args...)
-	c.Dir = filepath.Join(root, filepath.FromSlash(s.dir))
-	c.Stdout, c.Stderr = out, out
-	return c.Run()
+	return args
 }

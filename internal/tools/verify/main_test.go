@@ -51,3 +51,21 @@ func TestUnknownStepFails(t *testing.T) {
 		t.Error("a name that no step has is accepted")
 	}
 }
+
+// TestFuzzStepCountsInputs: of a fuzz step the figure is what go test says last.
+func TestFuzzStepCountsInputs(t *testing.T) {
+	for output, want := range map[string]string{
+		"fuzz: elapsed: 3s, execs: 900 (300/sec), new interesting: 1 (total: 9)\nfuzz: elapsed: 6s, execs: 4000 (500/sec), new interesting: 1 (total: 9)\n": "4000",
+		"fuzz: elapsed: 6s, execs: 900 (500/sec), new interesting: 1 (total: 9)\n":                                                                          "1 figures missed",
+		"PASS\n": "1 figures missed",
+	} {
+		var out strings.Builder
+		err := verify(&out, t.TempDir(), "log", "FuzzTrace", 7, func(w io.Writer, _ string, _ step, _ uint64) error {
+			_, err := io.WriteString(w, output)
+			return err
+		})
+		if got := fmt.Sprint(out.String(), err); !strings.Contains(got, want) {
+			t.Errorf("after %q there is no %q in\n%s", output, want, got)
+		}
+	}
+}

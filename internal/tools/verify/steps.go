@@ -7,7 +7,8 @@ type step struct {
 	name    string
 	dir     string // of the module, from the root
 	pkg     string
-	run     string // which tests, as go test -run takes it
+	run     string        // which tests, as go test -run takes it
+	fuzz    time.Duration // run is the name of a fuzz target, for so long
 	race    bool
 	checks  int // of each rapid property; 0: none of them draws
 	timeout time.Duration
@@ -20,5 +21,17 @@ var steps = []step{
 	{name: "exhaustive search, two slots", pkg: ".", run: "^TestExhaustiveTwoSlots$", timeout: 120 * time.Minute},
 	{name: "the incremental and the naive driver", pkg: ".", run: "^TestProp_G1IncrementalDriverAgreesWithNaive$", checks: 25_000, timeout: 60 * time.Minute},
 	{name: "independence of slots", pkg: ".", run: "^TestProp_G10SlotsAreIndependent$", checks: 20_000, timeout: 30 * time.Minute},
+	{name: "soak", pkg: ".", run: "^TestSoak$", timeout: 10 * time.Minute},
 	{name: "perturbations", pkg: ".", run: "^(TestPerturbedAtEveryPass|TestProp_G7PerturbedRunsEndAlike)$", checks: 20_000, timeout: 60 * time.Minute},
+	fuzz(".", "FuzzShapeJSON"),
+	fuzz(".", "FuzzShapeValidate"),
+	fuzz(".", "FuzzStateJSON"),
+	fuzz(".", "FuzzKeyInjective"),
+	fuzz(".", "FuzzName"),
+	fuzz("./internal/scenario", "FuzzScenario"),
+	fuzz("./internal/trace", "FuzzTrace"),
+}
+
+func fuzz(pkg, target string) step {
+	return step{name: "fuzz " + target, pkg: pkg, run: target, fuzz: time.Minute, timeout: 10 * time.Minute}
 }
