@@ -9,10 +9,10 @@ FLOOR    ?= 95
 # -short to see that it runs, -write to write internal/bench/RESULTS.md
 BENCHFLAGS ?=
 
-# Modules of their own: the tools, the peers that we compare with, and the examples
-# that need packages. What is slow to build of the peers has the tag peers, and is
+# Modules of their own: the tools, the peers that we compare with, the histories
+# and the examples that need packages. What is slow to build of the peers has the tag peers, and is
 # looked at by bench-peers only.
-NESTED  := internal/tools internal/bench/peers $(patsubst %/go.mod,%,$(wildcard examples/*/go.mod))
+NESTED  := internal/tools internal/bench/peers internal/histories $(patsubst %/go.mod,%,$(wildcard examples/*/go.mod))
 # Run from any module: the versions come from the module of the tools.
 TOOL     = $(GO) tool -modfile=$(CURDIR)/internal/tools/go.mod
 # The files on which the guarantees rest.
@@ -34,6 +34,7 @@ test: ## test the library
 .PHONY: race
 race: ## test the library under the race detector (needs a C compiler)
 	$(GO) test -race ./...
+	cd internal/histories && $(GO) test -race ./...
 
 # The fleet has a target of its own, with its page in a real browser.
 .PHONY: examples

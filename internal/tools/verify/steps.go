@@ -23,6 +23,7 @@ var steps = []step{
 	{name: "independence of slots", pkg: ".", run: "^TestProp_G10SlotsAreIndependent$", checks: 20_000, timeout: 30 * time.Minute},
 	{name: "soak", pkg: ".", run: "^TestSoak$", timeout: 10 * time.Minute},
 	{name: "perturbations", pkg: ".", run: "^(TestPerturbedAtEveryPass|TestProp_G7PerturbedRunsEndAlike)$", checks: 20_000, timeout: 60 * time.Minute},
+	{name: "histories", dir: "internal/histories", pkg: ".", run: "^Test(Executor|Driver)", race: true, timeout: 20 * time.Minute},
 	fuzz(".", "FuzzShapeJSON"),
 	fuzz(".", "FuzzShapeValidate"),
 	fuzz(".", "FuzzStateJSON"),
