@@ -179,6 +179,7 @@ func TestOperationTimeouts(t *testing.T) {
 	} {
 		require.Equal(t, want, p.timeout(kind), kind)
 	}
+	require.NoError(t, p.Validate(), "0 is the default, and no fault")
 }
 
 func TestPolicyFaults(t *testing.T) {

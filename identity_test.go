@@ -287,6 +287,12 @@ func checkName(t require.TestingT, key ExternalKey, limit int) {
 	require.True(t, strings.HasPrefix(key.Name(math.MaxInt), words), "%q is no cut of the whole name", name)
 }
 
+func TestNameKeepsLettersAndDigits(t *testing.T) {
+	const letters = "abcdefghijklmnopqrstuvwxyz"
+	key := ExternalKey{Run: RunID(strings.ToUpper(letters)), Node: letters + "-0123456789", Attempt: 1}
+	require.Equal(t, letters+"-"+letters+"-0123456789-1-"+key.Token(), key.Name(200))
+}
+
 func TestProp_NameIsAnRFC1035Label(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		key := ExternalKey{

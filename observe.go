@@ -153,10 +153,7 @@ func (n *node) foldStart(c *Completion, resolving bool, p *RetryPolicy, now inst
 		if n.growing() {
 			n.stage = StageBootstrapRunning
 		}
-		held := n.held
-		if held != nil {
-			n.held = nil
-		}
+		held := n.held        // fold drops them: the start is no longer open
 		for i := range held { // those of another session are not applied
 			n.foldStream(&held[i], p, now)
 		}
