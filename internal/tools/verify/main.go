@@ -9,6 +9,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -151,15 +152,20 @@ func printTable(out io.Writer, rows []row) {
 	table.Flush()
 }
 
-// goTest runs a step with the go command that runs this program.
+// goTest runs a step with the go command.
 func goTest(out io.Writer, root string, s step, seed uint64) error {
-	c := exec.Command("go", arguments(s, seed)...)
+	ctx, stop := context.WithTimeout(context.Background(), s.timeout+time.Minute) // go test has the same limit, and says more
+	defer stop()
+	c := exec.CommandContext(ctx, "go", arguments(s, seed)...)
 	c.Dir = filepath.Join(root, filepath.FromSlash(s.dir))
 	c.Stdout, c.Stderr = out, out
 	return c.Run()
 }
 
 func arguments(s step, seed uint64) []string {
+	if s.program != nil {
+		return append([]string{"run", s.program[0], "-seed", strconv.FormatUint(seed, 10)}, s.program[1:]...)
+	}
 	if s.fuzz > 0 { // what it finds it writes under testdata/fuzz
 		return []string{"test", "-run", "^$", "-fuzz", "^" + s.run + "$", "-fuzztime", s.fuzz.String(), "-timeout", s.timeout.String(), s.pkg}
 	}

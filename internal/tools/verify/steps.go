@@ -1,6 +1,9 @@
 package main
 
-import "time"
+import (
+	"strconv"
+	"time"
+)
 
 // step is one run of go test whose tests report figures (internal/verify).
 type step struct {
@@ -9,6 +12,7 @@ type step struct {
 	pkg     string
 	run     string        // which tests, as go test -run takes it
 	fuzz    time.Duration // run is the name of a fuzz target, for so long
+	program []string      // instead of go test: a package to run and what it is told, beside -seed
 	race    bool
 	checks  int // of each rapid property; 0: none of them draws
 	timeout time.Duration
@@ -24,6 +28,12 @@ var steps = []step{
 	{name: "soak", pkg: ".", run: "^TestSoak$", timeout: 10 * time.Minute},
 	{name: "perturbations", pkg: ".", run: "^(TestPerturbedAtEveryPass|TestProp_G7PerturbedRunsEndAlike)$", checks: 20_000, timeout: 60 * time.Minute},
 	{name: "histories", dir: "internal/histories", pkg: ".", run: "^Test(Executor|Driver)", race: true, timeout: 20 * time.Minute},
+	{name: "mutants of the ladder", pkg: ".", run: "^TestLadderMutants$", timeout: 10 * time.Minute},
+	mutants("observe.go", 309),
+	mutants("identity.go", 62),
+	mutants("backoff.go", 77),
+	mutants("executor.go", 100),
+	mutants("driver.go", 200),
 	fuzz(".", "FuzzShapeJSON"),
 	fuzz(".", "FuzzShapeValidate"),
 	fuzz(".", "FuzzStateJSON"),
@@ -32,6 +42,17 @@ var steps = []step{
 	fuzz("./internal/scenario", "FuzzScenario"),
 	fuzz("./internal/trace", "FuzzTrace"),
 }
+
+// mutants draws so many mutants of a file of the root package.
+func mutants(file string, draw int) step {
+	return step{name: "mutants of " + file, dir: "internal/tools", timeout: 2 * time.Hour, program: []string{"./mutate", "-root", "../..", "-draw", strconv.Itoa(draw),
+		"-also", "internal/scenario", "-slow", slowTests, "-args", "-rapid.seed=1 -rapid.shrinktime=1ns -rapid.nofailfile",
+		"-known", "mutate/known.txt", file}}
+}
+
+// slowTests are asked about a mutant only when no other test has noticed it.
+const slowTests = `^(TestExhaustive.*|TestPerturbed.*|TestLadderMutants|TestSoak|TestBenchmarksRun|TestBackendOfTheExample|` +
+	`TestWrappersKeepTheContract|Example_conformance|TestProp_G.*)$`
 
 func fuzz(pkg, target string) step {
 	return step{name: "fuzz " + target, pkg: pkg, run: target, fuzz: time.Minute, timeout: 10 * time.Minute}
