@@ -1067,6 +1067,26 @@ func TestExecutorKeepsFewResults(t *testing.T) {
 	require.Len(t, backend.taken(), 10_000)
 }
 
+// What has returned keeps nothing alive: not the ctx of its call, and not itself
+// in the list of those that run.
+func TestExecutorLetsGoOfCalls(t *testing.T) {
+	held := &heldWork{}
+	x, _ := newTestExecutor(t, &scriptedBackend{}, held.Go)
+	submit(t, x, false, executorEffect(1, 1, LookupEndpoint), executorEffect(2, 1, LookupEndpoint), executorEffect(3, 1, LookupEndpoint))
+	for range 3 {
+		held.release(0)
+	}
+	for _, e := range x.calls[:cap(x.calls)] {
+		require.Nil(t, e)
+	}
+	for attempt := range NodeAttemptID(3) {
+		e := x.attempts[attempt+1].find(1)
+		require.True(t, e.ended)
+		require.Nil(t, e.ctx)
+		require.Nil(t, e.cancel)
+	}
+}
+
 // A slot whose machine never comes up goes through attempts without end, next
 // to slots that live long. Memory follows those that live.
 func TestExecutorForgetsAttempts(t *testing.T) {
