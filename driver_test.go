@@ -1,6 +1,7 @@
 package provisioning
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -327,7 +328,14 @@ func TestNewDriverRefuses(t *testing.T) {
 		for _, want := range c.want {
 			require.ErrorIs(t, err, want, c.why)
 		}
+		var journal bytes.Buffer
+		c.config.Journal = &journal
+		d, err = NewClusterDriver(c.shape, c.config)
+		require.Nil(t, d, c.why)
+		require.Error(t, err, c.why)
+		require.Empty(t, journal.String(), "of what does not begin there is no journal")
 	}
+	dtDriver(t, Config{MaxInFlight: largest, MaxNodes: maxIndex})
 	d := dtDriver(t, Config{MaxNodes: 2})
 	require.ErrorIs(t, d.UpdateDesired(dtShape(2, dtGroup("w", 3, "v1"))), ErrInvalidShape, "MaxNodes holds for updates too")
 	_, err := d.DriveNext(dtStart, nil)
@@ -700,6 +708,50 @@ func TestLeapingClock(t *testing.T) {
 	at, ok := d.RequeueAt()
 	require.True(t, ok)
 	require.Equal(t, leap.Add(time.Second), at)
+}
+
+// TestTriggerIfDueQueuesAPass: also while one runs, and also where the clock makes
+// no sense. What it has promised then comes, whatever the next now is.
+func TestTriggerIfDueQueuesAPass(t *testing.T) {
+	d, x := dtDriver(t, Config{}, dtGroup("w", 1, "v1")), &dtExecutor{}
+	dtDrive(t, d, dtStart, x)
+	require.NoError(t, d.UpdateDesired(dtShape(2, dtGroup("w", 2, "v1"))))
+	due := false
+	x.submit = func(Effect) (bool, error) {
+		due = d.TriggerIfDue(dtStart.Add(time.Hour))
+		return false, nil
+	}
+	dtDrive(t, d, dtStart.Add(time.Second), x)
+	require.True(t, due)
+	require.Equal(t, []OperationID{{Attempt: 1, Sequence: 1}, {Attempt: 2, Sequence: 1}}, x.expired)
+
+	d = dtDriver(t, Config{})
+	dtDrive(t, d, dtStart, x)
+	require.True(t, d.TriggerIfDue(time.Time{}))
+	ran, err := d.DriveNext(dtStart, x)
+	require.NoError(t, err)
+	require.True(t, ran)
+}
+
+// TestDrainTellsAtOnce: that the wish for nothing is accepted is told without a
+// pass.
+func TestDrainTellsAtOnce(t *testing.T) {
+	var told []EventKind
+	d := dtDriver(t, Config{OnEvent: func(e Event) { told = append(told, e.Kind) }}, dtGroup("w", 1, "v1"))
+	require.NoError(t, d.drain())
+	require.Equal(t, []EventKind{EventUpdateAccepted}, told)
+}
+
+// TestReadyIsOfTheLatestWish: a node that is ready with the spec of a wish before
+// is not what is waited for, even before a pass has seen the new one.
+func TestReadyIsOfTheLatestWish(t *testing.T) {
+	d, err := newDriverFrom(ftState(t, ftNode(ftReady)), shapeOf(1, NodeGroupSpec{GroupID: "w", Count: 1, Shape: NodeShape{Image: "v1"}}), Config{})
+	require.NoError(t, err)
+	wished, ready := d.isReady("w-0")
+	require.True(t, wished && ready)
+	require.NoError(t, d.UpdateDesired(shapeOf(2, NodeGroupSpec{GroupID: "w", Count: 1, Shape: NodeShape{Image: "v2"}})))
+	wished, ready = d.isReady("w-0")
+	require.True(t, wished && !ready)
 }
 
 // TestTriggerIfDueFeedsTheClock: a host that only asks must get on as well.
