@@ -733,6 +733,130 @@ func TestTriggerIfDueQueuesAPass(t *testing.T) {
 	require.True(t, ran)
 }
 
+// TestStageDeadlineIsTold: that an attempt was out of time is told like any other
+// failure.
+func TestStageDeadlineIsTold(t *testing.T) {
+	var failed []Event
+	s := dtTell(t, Config{OnEvent: func(e Event) {
+		if e.Kind == EventAttemptFailed {
+			failed = append(failed, e)
+		}
+	}}, dtGroup("w", 1, "v1"))
+	s.climb(StartBootstrap)
+	s.end(StartBootstrap, ClassNone)
+	require.Empty(t, failed)
+	s.now = s.now.Add(DefaultBootstrapTimeout)
+	s.drive()
+	require.Len(t, failed, 1)
+	require.Equal(t, "the bootstrap did not finish in time", failed[0].Reason)
+}
+
+// TestFoldingFeedsTheClock: a host that only folds must not fall back behind what
+// it has folded.
+func TestFoldingFeedsTheClock(t *testing.T) {
+	d := dtDriver(t, Config{})
+	dtDrive(t, d, dtStart, &dtExecutor{})
+	require.NoError(t, d.foldOnly(dtStart.Add(time.Hour)))
+	require.Equal(t, dtStart.Add(time.Hour), d.Clock(dtStart))
+}
+
+// TestFoldingIsAPassOfItsOwn: who hears of what is folded without a pass may not
+// begin one meanwhile.
+func TestFoldingIsAPassOfItsOwn(t *testing.T) {
+	var d *ClusterDriver
+	var err error
+	d = dtDriver(t, Config{OnEvent: func(e Event) {
+		if e.Kind == EventNotApplied {
+			_, err = d.DriveNext(dtStart, &dtExecutor{})
+		}
+	}})
+	d.Deliver(Observation{Kind: NodeLost, Node: "w-0", Attempt: 1})
+	require.NoError(t, d.foldOnly(dtStart))
+	require.ErrorIs(t, err, ErrReentrantPass)
+}
+
+// TestAttemptsInSlotOrder: of a slot that is new and one that begins anew, the
+// first in slot order gets the first attempt, as in a plan.
+func TestAttemptsInSlotOrder(t *testing.T) {
+	for _, index := range []int{0, 1} {
+		d, err := newDriverFrom(ftState(t, ftMove(ftNode(ftDestroyed), "w", index, 7)), shapeOf(4, groupOf("w", 2)), Config{})
+		require.NoError(t, err)
+		_, err = d.DriveNext(ftNow, &dtExecutor{})
+		require.NoError(t, err)
+		require.Equal(t, NodeAttemptID(8), dtNode(t, d, "w-0").Attempt)
+		require.Equal(t, NodeAttemptID(9), dtNode(t, d, "w-1").Attempt)
+	}
+}
+
+// TestFaultTakesNoPlace: a node that cannot go on holds up nobody under a cap.
+func TestFaultTakesNoPlace(t *testing.T) {
+	spent := func(m *ManagedNode) { m.NextSequence = math.MaxUint64 - cleanupSequences }
+	state := ftState(t, ftNode(ftLeased, spent), ftMove(ftNode(), "w", 1, 8))
+	shape := shapeOf(4, NodeGroupSpec{GroupID: "w", Count: 2, Shape: NodeShape{Image: "v1"}})
+	for _, limit := range []int{0, 1} {
+		var failed []LogicalNodeID
+		d, err := newDriverFrom(state.Clone(), shape, Config{MaxInFlight: limit, OnEvent: func(e Event) {
+			if e.Kind == EventAttemptFailed {
+				failed = append(failed, e.Node)
+			}
+		}})
+		require.NoError(t, err)
+		x := &dtExecutor{}
+		_, err = d.DriveNext(ftNow, x)
+		require.NoError(t, err)
+		require.Equal(t, []string{"w-1 CreateLease"}, dtKinds(x))
+		require.Equal(t, []LogicalNodeID{"w-0"}, failed, "and its attempt ends")
+	}
+}
+
+// TestJournalNamesEveryStep: what was decided and what could not be is written down
+// with its rule. A replay does not miss what the recording left out.
+func TestJournalNamesEveryStep(t *testing.T) {
+	var journal bytes.Buffer
+	s := dtTell(t, Config{Journal: &journal, FirstAttempt: math.MaxUint64 - 1}, dtGroup("w", 1, "v1"))
+	s.climb(StartBootstrap)
+	s.end(StartBootstrap, ClassDefinite)
+	s.end(DestroyLease, ClassNone)
+	s.now = s.now.Add(time.Hour)
+	s.drive() // there is no attempt left for a restart
+	s.update()
+	s.drive()
+	for _, rule := range []string{"R0 insert", "R12 create-lease", "R13 lookup-endpoint", "R16 start-bootstrap", "R4 begin-delete", "R8 destroy-lease", "R9 mark-destroyed",
+		`"fault":{"node":"w-0","attempt":18446744073709551614,"rule":"R2 restart"`, "R1 reap"} {
+		require.Contains(t, journal.String(), rule)
+	}
+}
+
+// reentrantJournal is a journal whose writer drives.
+type reentrantJournal struct {
+	d   *ClusterDriver
+	err error
+}
+
+func (j *reentrantJournal) Write(p []byte) (int, error) {
+	if j.d != nil {
+		_, j.err = j.d.DriveNext(dtStart, &dtExecutor{})
+	}
+	return len(p), nil
+}
+
+// TestIdleJournalIsWrittenAlone: also while the driver writes down what was
+// refused, and has no pass to run, nobody else may drive.
+func TestIdleJournalIsWrittenAlone(t *testing.T) {
+	journal := &reentrantJournal{}
+	d, x := dtDriver(t, Config{Journal: journal}), &dtExecutor{}
+	dtDrive(t, d, dtStart, x)
+	require.ErrorIs(t, d.UpdateDesired(dtShape(0)), ErrGenerationRegressed)
+	journal.d = d
+	ran, err := d.DriveNext(dtStart, x)
+	require.NoError(t, err)
+	require.False(t, ran)
+	require.ErrorIs(t, journal.err, ErrReentrantPass)
+	journal.d = nil
+	d.Trigger()
+	require.Equal(t, 1, dtDrive(t, d, dtStart, x), "and then somebody may again")
+}
+
 // TestDrainTellsAtOnce: that the wish for nothing is accepted is told without a
 // pass.
 func TestDrainTellsAtOnce(t *testing.T) {

@@ -54,6 +54,26 @@ func TestPauseStopsTheStageDeadline(t *testing.T) {
 	require.Equal(t, s.d.Clock(s.now).Add(DefaultBootstrapTimeout), dtNode(t, s.d, "w-0").Retry.StageDeadline)
 }
 
+// Not even when something is heard of a node that is held back and whose time
+// would be up.
+func TestPauseStopsTheStageDeadlineOfWhoSpeaks(t *testing.T) {
+	s := dtTell(t, Config{}, dtGroup("w", 1, "v1"))
+	s.climb(StartBootstrap)
+	s.end(StartBootstrap, ClassNone)
+	s.d.Pause()
+	s.say(Observation{Kind: SwactorJoined, Swactor: "agent"})
+	require.Equal(t, "w-0: paused before BootstrapConvergenceObserved [R14 observe-convergence]", ctExplain(t, s.d, "w-0", s.now))
+	s.now = s.now.Add(48 * time.Hour)
+	s.say(Observation{Kind: BootstrapProgress, Stage: BootstrapStageSSHReady, StdoutSequence: 7})
+	m := dtNode(t, s.d, "w-0")
+	require.Equal(t, uint64(7), m.Record.Bootstrap.LastStdoutSequence)
+	require.Equal(t, StageSwactorJoined, m.Record.Stage)
+	s.d.Resume()
+	s.drive()
+	s.end(BootstrapConvergenceObserved, ClassNone)
+	require.True(t, dtNode(t, s.d, "w-0").Record.Ready)
+}
+
 // A bootstrap that runs is not held back, so its deadline is not either.
 func TestPauseLeavesARunningBootstrapItsDeadline(t *testing.T) {
 	s := dtTell(t, Config{}, dtGroup("w", 1, "v1"))
