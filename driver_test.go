@@ -827,6 +827,34 @@ func TestJournalNamesEveryStep(t *testing.T) {
 	}
 }
 
+// TestProgressCountsEachOnce: also a node that is looked at again while it is ready,
+// and not one that is ready with a spec that nobody wishes for any more.
+func TestProgressCountsEachOnce(t *testing.T) {
+	told := 0
+	s := dtTell(t, Config{OnEvent: func(e Event) {
+		if e.Kind == EventReady {
+			told++
+		}
+	}}, dtGroup("w", 1, "v1"))
+	progress := func() [2]int {
+		ready, desired := s.d.Progress()
+		return [2]int{ready, desired}
+	}
+	s.climb(BootstrapConvergenceObserved)
+	require.Equal(t, [2]int{0, 1}, progress())
+	s.say(Observation{Kind: BootstrapClosed})
+	require.Equal(t, [2]int{1, 1}, progress(), "handed off, and the call about it still runs")
+	s.end(BootstrapConvergenceObserved, ClassNone)
+	require.Equal(t, [2]int{1, 1}, progress())
+	require.True(t, s.d.Converged(1))
+	require.Equal(t, 1, told)
+	s.d.Pause()
+	s.update(dtGroup("w", 1, "v2"))
+	s.drive()
+	require.True(t, dtNode(t, s.d, "w-0").Record.Ready)
+	require.Equal(t, [2]int{0, 1}, progress())
+}
+
 // reentrantJournal is a journal whose writer drives.
 type reentrantJournal struct {
 	d   *ClusterDriver
