@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -104,10 +105,16 @@ func (p *place) find(name, word string) map[int]string {
 }
 
 // machines lists the numbers and command lines of all machines of this place, by
-// asking the system.
+// asking the system. A machine heads a process group; in a group of another's
+// there is what a machine has just forked, which looks like it until its exec.
 func (p *place) machines() map[int]string {
 	p.t.Helper()
-	return p.find("cmdline", " machine "+p.dir+"/machines/")
+	found := p.find("cmdline", " machine "+p.dir+"/machines/")
+	maps.DeleteFunc(found, func(pid int, _ string) bool {
+		group, err := syscall.Getpgid(pid)
+		return err != nil || group != pid
+	})
+	return found
 }
 
 // agents counts the living agents of a run, the same way.
