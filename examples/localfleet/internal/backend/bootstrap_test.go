@@ -20,11 +20,11 @@ import (
 	"github.com/swactor/provisioning"
 	"github.com/swactor/provisioning/examples/localfleet/internal/atomicfile"
 	"github.com/swactor/provisioning/examples/localfleet/internal/bootstrap"
-	"github.com/swactor/provisioning/examples/localfleet/internal/join"
 	"github.com/swactor/provisioning/examples/localfleet/internal/machine"
 	"github.com/swactor/provisioning/examples/localfleet/internal/osproc"
 	"github.com/swactor/provisioning/examples/localfleet/internal/process"
-	"github.com/swactor/provisioning/examples/localfleet/internal/remote"
+	"github.com/swactor/provisioning/examples/localfleet/join"
+	"github.com/swactor/provisioning/examples/localfleet/remote"
 )
 
 // onceHung hangs when it is run first and passes when it is run again.
@@ -338,7 +338,7 @@ func TestAgentEndsEarly(t *testing.T) {
 		"env SWACTOR_JOIN_TOKEN_FILE=/dev/null localfleet agent": "SwactorJoinFailed: the agent ended with status 3: " + join.ErrRefused.Error(),
 		"env SWACTOR_NODE=w-7 localfleet agent":                  "SwactorJoinFailed: the agent ended with status 3: " + join.ErrRefused.Error(),
 		"env SWACTOR_ATTEMPT=7 localfleet agent":                 "SwactorJoinFailed: the agent ended with status 3: " + join.ErrRefused.Error(),
-		"env SWACTOR_ATTEMPT=x localfleet agent":                 "StartFailed: the agent ended with status 2: localfleet: SWACTOR_ATTEMPT",
+		"env SWACTOR_ATTEMPT=x localfleet agent":                 "StartFailed: the agent ended with status 2: fleet: SWACTOR_ATTEMPT",
 	} {
 		t.Run(command, func(t *testing.T) {
 			b := open(t, quick(t.TempDir()))

@@ -49,13 +49,13 @@ type Refusal struct {
 
 // Reasons of a [Refusal].
 var (
-	ErrWrongToken    = errors.New("localfleet: wrong join token")
-	ErrUnknownSlot   = errors.New("localfleet: nobody is expected from this slot")
-	ErrOldAttempt    = errors.New("localfleet: another attempt of this slot is expected")
-	ErrAnotherJoined = errors.New("localfleet: another agent has joined for this attempt")
-	ErrLost          = errors.New("localfleet: the node counts as lost")
-	ErrCrowd         = errors.New("localfleet: too many connections that have proved nothing")
-	ErrNoHello       = errors.New("localfleet: no proper hello")
+	ErrWrongToken    = errors.New("fleet: wrong join token")
+	ErrUnknownSlot   = errors.New("fleet: nobody is expected from this slot")
+	ErrOldAttempt    = errors.New("fleet: another attempt of this slot is expected")
+	ErrAnotherJoined = errors.New("fleet: another agent has joined for this attempt")
+	ErrLost          = errors.New("fleet: the node counts as lost")
+	ErrCrowd         = errors.New("fleet: too many connections that have proved nothing")
+	ErrNoHello       = errors.New("fleet: no proper hello")
 )
 
 // turnedAway is all that somebody hears who was: a guesser learns nothing
@@ -123,7 +123,7 @@ func newServer(config Config) (*Server, error) {
 	config.Silence = cmp.Or(config.Silence, DefaultSilence)
 	config.Patience = cmp.Or(config.Patience, DefaultPatience)
 	if config.Heartbeat < 0 || config.Patience < 0 || config.Silence <= config.Heartbeat {
-		return nil, fmt.Errorf("localfleet: a silence of %v must be longer than the time between heartbeats, %v, and no time negative",
+		return nil, fmt.Errorf("fleet: a silence of %v must be longer than the time between heartbeats, %v, and no time negative",
 			config.Silence, config.Heartbeat)
 	}
 	return &Server{

@@ -23,7 +23,7 @@ import (
 )
 
 // ErrLocked: another controller works in this directory.
-var ErrLocked = errors.New("localfleet: a controller is running in this directory")
+var ErrLocked = errors.New("fleet: a controller is running in this directory")
 
 // Record is one run.
 type Record struct {
@@ -91,7 +91,7 @@ func (d Dir) List() ([]Record, error) {
 		}
 		var r Record
 		if err := atomicfile.ReadJSON(filepath.Join(d.runs(), entry.Name()), &r); err != nil {
-			return nil, fmt.Errorf("localfleet: record of a run: %s: %w", entry.Name(), err)
+			return nil, fmt.Errorf("fleet: record of a run: %s: %w", entry.Name(), err)
 		}
 		records = append(records, r)
 	}

@@ -35,7 +35,7 @@ const (
 )
 
 // ErrInvalid is what errors.Is finds in every [*Error].
-var ErrInvalid = errors.New("localfleet: invalid shape file")
+var ErrInvalid = errors.New("fleet: invalid shape file")
 
 // Error lists what is wrong with a file.
 type Error struct {
@@ -75,16 +75,16 @@ func (e *Error) Unwrap() error { return ErrInvalid }
 
 // Read reads a file. The error is an [*Error] or that of reading.
 func Read(path string) ([]provisioning.NodeGroupSpec, error) {
-	text, err := readFile(path)
+	text, err := ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
 	return Parse(path, text)
 }
 
-// readFile waits for nobody: to open a named pipe without O_NONBLOCK would take
+// ReadFile reads a regular file of at most [MaxSize] bytes. It waits for nobody: to open a named pipe without O_NONBLOCK would take
 // until somebody writes to it, and to read a terminal until somebody types.
-func readFile(path string) ([]byte, error) {
+func ReadFile(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -116,6 +116,34 @@ type document struct {
 // Parse reads the text of a file. The name says whether it is JSON. The error
 // is an [*Error].
 func Parse(name string, text []byte) ([]provisioning.NodeGroupSpec, error) {
+	var doc document
+	d, err := Decode(name, text, &doc)
+	if err != nil {
+		return nil, err
+	}
+	d.Require("", "groups", "write [] for none")
+	for i := range doc.Groups {
+		group := fmt.Sprintf("groups[%d]", i)
+		d.Require(group, "groupId", "")
+		d.Require(group, "count", "write 0 for an empty group")
+		if doc.Groups[i].RunID != "" {
+			d.Fault(group+".runId", "the run is chosen by whoever runs the fleet")
+		}
+	}
+	if len(d.faults) == 0 {
+		d.judge(doc.Groups)
+	}
+	if err := d.Err(); err != nil {
+		return nil, err
+	}
+	return doc.Groups, nil
+}
+
+// Decode fills in a struct, by the names of its json tags, from the text of a
+// file that is read as strictly as a shape file. The error is an [*Error] if the
+// text is not YAML or JSON; whatever else is wrong is found in [Document.Err],
+// after the caller has added what it finds.
+func Decode(name string, text []byte, into any) (*Document, error) {
 	root, err := parse(name, text)
 	if err != nil {
 		fault := Fault{Problem: err.Error()}
@@ -124,26 +152,9 @@ func Parse(name string, text []byte) ([]provisioning.NodeGroupSpec, error) {
 		}
 		return nil, &Error{Name: name, Faults: []Fault{fault}}
 	}
-	var doc document
-	d := decoder{lines: make(map[string]int)}
-	d.decode(root, reflect.ValueOf(&doc).Elem(), "")
-	d.require("", "groups", "write [] for none")
-	for i := range doc.Groups {
-		group := fmt.Sprintf("groups[%d]", i)
-		d.require(group, "groupId", "")
-		d.require(group, "count", "write 0 for an empty group")
-		if doc.Groups[i].RunID != "" {
-			d.fault(d.lines[group+".runId"], group+".runId", "the run is chosen by whoever runs the fleet")
-		}
-	}
-	if len(d.faults) == 0 {
-		d.judge(doc.Groups)
-	}
-	if len(d.faults) > 0 {
-		slices.SortStableFunc(d.faults, func(a, b Fault) int { return cmp.Compare(a.Line, b.Line) })
-		return nil, &Error{Name: name, Faults: d.faults}
-	}
-	return doc.Groups, nil
+	d := &Document{name: name, lines: make(map[string]int)}
+	d.decode(root, reflect.ValueOf(into).Elem(), "")
+	return d, nil
 }
 
 // parse returns the tree of a file that holds exactly one document.
@@ -191,7 +202,7 @@ func syntaxOf(err error) error {
 
 // judge asks the library what it thinks of the groups, and finds the lines of
 // what it says.
-func (d *decoder) judge(groups []provisioning.NodeGroupSpec) {
+func (d *Document) judge(groups []provisioning.NodeGroupSpec) {
 	shape := provisioning.ClusterShape{RunID: "any", Generation: 1, Groups: groups}
 	_, err := provisioning.NewClusterDriver(shape, provisioning.Config{MaxNodes: MaxNodes})
 	if err == nil {
@@ -207,22 +218,35 @@ func (d *decoder) judge(groups []provisioning.NodeGroupSpec) {
 		if f.Position >= 0 {
 			field = fmt.Sprintf("groups[%d].%s", f.Position, f.Field)
 		}
-		d.fault(d.lines[field], field, f.Problem)
+		d.Fault(field, f.Problem)
 	}
 }
 
-// decoder fills in Go values from a tree of YAML, and goes on after a fault.
-type decoder struct {
+// Document is a decoded file and what is wrong with it.
+type Document struct {
+	name   string
 	faults []Fault
 	lines  map[string]int // of every field that is there
 }
 
-func (d *decoder) fault(line int, field, problem string) {
+// Err returns an [*Error] with all faults in the order of their lines, or nil.
+func (d *Document) Err() error {
+	if len(d.faults) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(d.faults, func(a, b Fault) int { return cmp.Compare(a.Line, b.Line) })
+	return &Error{Name: d.name, Faults: d.faults}
+}
+
+// Fault adds what is wrong with a field, such as "groups[0].count".
+func (d *Document) Fault(field, problem string) { d.fault(d.lines[field], field, problem) }
+
+func (d *Document) fault(line int, field, problem string) {
 	d.faults = append(d.faults, Fault{Line: line, Field: field, Problem: problem})
 }
 
-// require adds a fault if a field is not there.
-func (d *decoder) require(parent, name, hint string) {
+// Require adds a fault if a field is not there.
+func (d *Document) Require(parent, name, hint string) {
 	field := join(parent, name)
 	if _, ok := d.lines[field]; ok {
 		return
@@ -243,7 +267,7 @@ func join(parent, name string) string {
 
 // decode ends with any tree, also one with an alias to itself: it goes as deep
 // as the type of the value does.
-func (d *decoder) decode(n *yaml.Node, into reflect.Value, field string) {
+func (d *Document) decode(n *yaml.Node, into reflect.Value, field string) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
@@ -313,7 +337,7 @@ func (d *decoder) decode(n *yaml.Node, into reflect.Value, field string) {
 }
 
 // pairs yields the entries of a mapping whose keys are texts, each once.
-func (d *decoder) pairs(n *yaml.Node, field string, yield func(key, value *yaml.Node)) {
+func (d *Document) pairs(n *yaml.Node, field string, yield func(key, value *yaml.Node)) {
 	seen := make(map[string]int)
 	for i := 0; i < len(n.Content); i += 2 {
 		key, value := n.Content[i], n.Content[i+1]

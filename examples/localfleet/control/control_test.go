@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/swactor/provisioning"
-	"github.com/swactor/provisioning/examples/localfleet/internal/status"
+	"github.com/swactor/provisioning/examples/localfleet/status"
 )
 
 // told is a controller that keeps what it was asked.
@@ -35,7 +35,7 @@ func (c *told) Plan(groups []provisioning.NodeGroupSpec) (Plan, error) {
 	c.groups = groups
 	c.planned++
 	if len(groups) > 0 && groups[0].Count < 0 {
-		return Plan{}, errors.New("localfleet: refused")
+		return Plan{}, errors.New("fleet: refused")
 	}
 	return Plan{Generation: 7, Steps: []Step{{Node: "w-0", What: "Insert"}}, Waiting: 2}, nil
 }
@@ -71,7 +71,7 @@ func TestCommandsReachTheController(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, status.Slot{Node: "a&b=c d", Why: "because"}, slot)
 	_, err = client.Slot(ctx, "x")
-	require.EqualError(t, err, `localfleet: there is no slot "x"`)
+	require.EqualError(t, err, `fleet: there is no slot "x"`)
 
 	plan, err := client.Plan(ctx, nil)
 	require.NoError(t, err)
@@ -82,7 +82,7 @@ func TestCommandsReachTheController(t *testing.T) {
 	require.NotNil(t, c.groups)
 	groups := []provisioning.NodeGroupSpec{{GroupID: "w", Count: -1, Shape: provisioning.NodeShape{Image: "v1"}}}
 	_, err = client.Plan(ctx, groups)
-	require.EqualError(t, err, "localfleet: refused")
+	require.EqualError(t, err, "fleet: refused")
 	require.Equal(t, groups, c.groups)
 
 	what, err := client.Break(ctx, "machine", 1<<63)

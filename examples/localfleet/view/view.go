@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/term"
 
-	"github.com/swactor/provisioning/examples/localfleet/internal/status"
+	"github.com/swactor/provisioning/examples/localfleet/status"
 )
 
 // IsTerminal reports whether somebody looks at out.
@@ -123,7 +123,7 @@ func (t *Table) picture(s status.Status, width, height int) []string {
 		state, colour = "converged", green
 	}
 	lines := []string{
-		t.paint(bold, "localfleet") + "  " + t.paint(colour, state) +
+		t.paint(bold, s.Name) + "  " + t.paint(colour, state) +
 			fmt.Sprintf("  run %s  generation %d  up for %s", plain(s.Run), s.Generation, s.Now.Sub(s.BeganAt).Truncate(time.Second)),
 		t.bar(s.Progress, min(max(width-54, 10), 60), colour) +
 			fmt.Sprintf(" %3d %%  ready %d of %d, %d with a machine", int(s.Progress*100), s.Ready, s.Desired, s.Held),

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -39,17 +40,17 @@ type Config struct {
 type Target struct {
 	Endpoint provisioning.SSHEndpoint
 	User     string
-	// HostKey is the key of the machine of this attempt. It is never looked
-	// up by address, because addresses are given to the next machine.
-	HostKey ssh.PublicKey
+	// HostKeys are the keys that the machine may show, one of which it has
+	// to.
+	HostKeys []ssh.PublicKey
 }
 
 // Errors of [Dial].
 var (
 	// ErrHostKey: another machine answers than the one that was rented.
-	ErrHostKey = errors.New("localfleet: another machine answers at this address")
+	ErrHostKey = errors.New("fleet: another machine answers at this address")
 	// ErrLogin: the machine does not let us in.
-	ErrLogin = errors.New("localfleet: the machine refuses the login")
+	ErrLogin = errors.New("fleet: the machine refuses the login")
 )
 
 // Conn is a connection to a machine. Its methods are safe for concurrent use.
@@ -65,7 +66,7 @@ type Conn struct {
 func Dial(ctx context.Context, config Config, target Target) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(config.ConnectTimeout, DefaultConnectTimeout))
 	defer cancel()
-	if target.HostKey == nil {
+	if len(target.HostKeys) == 0 {
 		return nil, fmt.Errorf("%w: its key is not known", ErrHostKey)
 	}
 	address := target.Endpoint.String()
@@ -75,17 +76,23 @@ func Dial(ctx context.Context, config Config, target Target) (*Conn, error) {
 	}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	wrongKey := false
+	var algorithms []string // else a server with several keys may show another one
+	for _, key := range target.HostKeys {
+		algorithms = append(algorithms, algorithmsOf(key.Type())...)
+	}
 	transport, channels, requests, err := ssh.NewClientConn(conn, address, &ssh.ClientConfig{
 		User: target.User,
 		Auth: []ssh.AuthMethod{ssh.PublicKeys(config.Key)},
 		HostKeyCallback: func(_ string, _ net.Addr, key ssh.PublicKey) error {
-			wrongKey = !bytes.Equal(key.Marshal(), target.HostKey.Marshal())
+			wrongKey = !slices.ContainsFunc(target.HostKeys, func(known ssh.PublicKey) bool {
+				return bytes.Equal(key.Marshal(), known.Marshal())
+			})
 			if wrongKey {
-				return fmt.Errorf("%w: its key is %s, not %s", ErrHostKey, ssh.FingerprintSHA256(key), ssh.FingerprintSHA256(target.HostKey))
+				return fmt.Errorf("%w: its key is %s, not %s", ErrHostKey, ssh.FingerprintSHA256(key), ssh.FingerprintSHA256(target.HostKeys[0]))
 			}
 			return nil
 		},
-		HostKeyAlgorithms: []string{target.HostKey.Type()},
+		HostKeyAlgorithms: algorithms,
 	})
 	inTime := stop()
 	switch {
@@ -96,7 +103,7 @@ func Dial(ctx context.Context, config Config, target Target) (*Conn, error) {
 		conn.Close()
 		return nil, fmt.Errorf("%w (%v)", ErrHostKey, err)
 	case !inTime:
-		return nil, fmt.Errorf("localfleet: no SSH from %s in time: %w", address, ctx.Err())
+		return nil, fmt.Errorf("fleet: no SSH from %s in time: %w", address, ctx.Err())
 	case strings.Contains(err.Error(), "unable to authenticate"): // the package has no type for it
 		conn.Close()
 		return nil, fmt.Errorf("%w: %w", ErrLogin, err)
@@ -107,6 +114,14 @@ func Dial(ctx context.Context, config Config, target Target) (*Conn, error) {
 	c := &Conn{client: ssh.NewClient(transport, channels, requests), closed: make(chan struct{})}
 	c.running.Go(func() { c.keepAlive(cmp.Or(config.KeepAlive, DefaultKeepAlive)) })
 	return c, nil
+}
+
+// algorithmsOf returns the ways to sign with a kind of key.
+func algorithmsOf(keyType string) []string {
+	if keyType == ssh.KeyAlgoRSA {
+		return []string{ssh.KeyAlgoRSASHA512, ssh.KeyAlgoRSASHA256}
+	}
+	return []string{keyType}
 }
 
 // Close cuts the connection and whatever runs over it, and waits for the
@@ -172,39 +187,71 @@ func (e *ExitError) Error() string {
 
 // Run runs a command and returns what it printed. The error is an [*ExitError]
 // if the command failed. Any other error says that nobody knows how the command
-// ended: the connection broke, or ctx was done, which cuts the connection.
+// ended: the connection broke, or ctx was done, which closes its session.
 func (c *Conn) Run(ctx context.Context, command string, stdin io.Reader) (stdout string, err error) {
 	var out, errs tail
 	err = c.stream(ctx, command, stdin, &out, &errs)
-	return out.String(), err
+	return out.String(), withStderr(err, &errs)
 }
 
-// Lines runs a command and hands over its output line by line until it ends.
-// Errors are those of [Conn.Run].
-func (c *Conn) Lines(ctx context.Context, command string, line func(string)) error {
-	out := lineWriter{line: line}
+// Lines runs a command and hands over its output line by line until it ends:
+// what it prints to stderr too, unless nobody wants that. The two are called
+// from different goroutines. Errors are those of [Conn.Run].
+func (c *Conn) Lines(ctx context.Context, command string, stdin io.Reader, stdout, stderr func(string)) error {
+	out := lineWriter{line: stdout}
+	if stderr != nil {
+		return c.stream(ctx, command, stdin, &out, &lineWriter{line: stderr})
+	}
 	var errs tail
-	return c.stream(ctx, command, nil, &out, &errs)
+	return withStderr(c.stream(ctx, command, stdin, &out, &errs), &errs)
 }
 
-func (c *Conn) stream(ctx context.Context, command string, stdin io.Reader, stdout io.Writer, stderr *tail) error {
+// withStderr has an [*ExitError] say what the command said.
+func withStderr(err error, stderr *tail) error {
+	if exit, ok := errors.AsType[*ExitError](err); ok {
+		exit.Stderr = stderr.String()
+	}
+	return err
+}
+
+// stream returns when the command has ended, the connection is cut or ctx is
+// done, whether or not stdin has come to its end.
+func (c *Conn) stream(ctx context.Context, command string, stdin io.Reader, stdout, stderr io.Writer) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	// All the way, because a machine that hangs answers no request either. It
-	// kills the commands of a connection that is cut.
-	stop := context.AfterFunc(ctx, c.cut)
-	session, err := c.client.NewSession()
-	if err == nil {
-		session.Stdin, session.Stdout, session.Stderr = stdin, stdout, stderr
-		err = session.Run(command)
-		session.Close()
-	}
-	if !stop() {
+	ended := make(chan error, 1)
+	c.running.Go(func() { ended <- c.session(ctx, command, stdin, stdout, stderr) })
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done(): // a machine that hangs answers no request; its session ends with the connection
 		return ctx.Err()
 	}
+}
+
+func (c *Conn) session(ctx context.Context, command string, stdin io.Reader, stdout, stderr io.Writer) error {
+	session, err := c.client.NewSession()
+	if err != nil {
+		return err
+	}
+	defer session.Close()
+	defer context.AfterFunc(ctx, func() { session.Close() })()
+	session.Stdout, session.Stderr = stdout, stderr
+	if stdin != nil {
+		// Not session.Stdin: Wait would wait for its end.
+		pipe, err := session.StdinPipe()
+		if err != nil {
+			return err
+		}
+		go func() {
+			io.Copy(pipe, stdin) // its error is that of the session
+			pipe.Close()
+		}()
+	}
+	err = session.Run(command)
 	if exit, ok := errors.AsType[*ssh.ExitError](err); ok {
-		return &ExitError{Status: exit.ExitStatus(), Stderr: stderr.String()}
+		return &ExitError{Status: exit.ExitStatus()}
 	}
 	return err
 }

@@ -13,6 +13,7 @@ import (
 
 // Fleet is a host and its journal. The host's OnEvent is the journal's.
 type Fleet struct {
+	Name    string // of the program that drives it
 	Host    *provisioning.Host
 	Journal *Journal
 	Run     provisioning.RunID
@@ -24,6 +25,7 @@ type Fleet struct {
 
 // Status is all that there is to see. Times are those of this computer.
 type Status struct {
+	Name       string    `json:"name"` // of the program
 	Run        string    `json:"run"`
 	BeganAt    time.Time `json:"beganAt"`
 	Now        time.Time `json:"now"`
@@ -114,7 +116,7 @@ func (f *Fleet) Status() Status {
 	host, driver := f.Host.Status(), f.Host.Driver()
 	now := time.Now()
 	s := Status{
-		Run: string(f.Run), BeganAt: f.Began, Now: now,
+		Name: f.Name, Run: string(f.Run), BeganAt: f.Began, Now: now,
 		Generation: host.Generation, Observed: host.Observed, Converged: host.Converged, Draining: host.Draining,
 		Ready: host.Ready, Desired: host.Desired, Held: host.Held, Slots: []Slot{}, Events: []Event{},
 	}

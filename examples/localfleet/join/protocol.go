@@ -64,7 +64,7 @@ func proof(token, nonce []byte, key provisioning.ExternalKey, swactor provisioni
 	return h.Sum(nil)
 }
 
-var errLongLine = errors.New("localfleet: the line is too long")
+var errLongLine = errors.New("fleet: the line is too long")
 
 // wire sends and receives lines of JSON.
 type wire struct {

@@ -23,7 +23,7 @@ type testFleet struct {
 func newTestFleet(t *testing.T, config provisioning.HostConfig, groups ...provisioning.NodeGroupSpec) *testFleet {
 	f := &testFleet{t: t, fake: fakebackend.New(fakebackend.Config{ManualBootstrap: true}),
 		wish: provisioning.ClusterShape{RunID: "test-run", Generation: 1, Groups: groups}}
-	f.Fleet = &Fleet{Journal: new(Journal), Run: "test-run", Began: time.Now()}
+	f.Fleet = &Fleet{Name: "localfleet", Journal: new(Journal), Run: "test-run", Began: time.Now()}
 	config.Shape, config.Backend, config.OnEvent = f.wish, f.fake, f.Journal.OnEvent
 	host, err := provisioning.NewHost(config)
 	require.NoError(t, err)

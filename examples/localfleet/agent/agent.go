@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/swactor/provisioning"
-	"github.com/swactor/provisioning/examples/localfleet/internal/join"
+	"github.com/swactor/provisioning/examples/localfleet/join"
 )
 
 // Command is the sub-command under which a program is an agent.
@@ -81,11 +81,11 @@ func Main(ctx context.Context, arguments []string, getenv func(string) string, s
 func identity(getenv func(string) string) (join.Identity, error) {
 	attempt, err := strconv.ParseUint(getenv(Attempt), 10, 64)
 	if err != nil {
-		return join.Identity{}, fmt.Errorf("localfleet: %s: %w", Attempt, err)
+		return join.Identity{}, fmt.Errorf("fleet: %s: %w", Attempt, err)
 	}
 	token, err := os.ReadFile(getenv(TokenFile))
 	if err != nil {
-		return join.Identity{}, fmt.Errorf("localfleet: %s: %w", TokenFile, err)
+		return join.Identity{}, fmt.Errorf("fleet: %s: %w", TokenFile, err)
 	}
 	return join.Identity{
 		Key: provisioning.ExternalKey{

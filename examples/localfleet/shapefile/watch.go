@@ -22,7 +22,7 @@ type Watcher struct {
 
 // Watch reads a file and watches it from then on. Errors are those of [Read].
 func Watch(path string) (*Watcher, []provisioning.NodeGroupSpec, error) {
-	text, err := readFile(path)
+	text, err := ReadFile(path)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -34,7 +34,7 @@ func Watch(path string) (*Watcher, []provisioning.NodeGroupSpec, error) {
 // become wrong or cannot be read any more: once, until it changes again. It is
 // quiet, and changed is false, while there is nothing to tell.
 func (w *Watcher) Look() (groups []provisioning.NodeGroupSpec, changed bool, err error) {
-	text, err := readFile(w.path)
+	text, err := ReadFile(w.path)
 	if err != nil {
 		known := err.Error() == w.complaint
 		w.complaint, w.fresh = err.Error(), nil

@@ -29,7 +29,7 @@ const (
 )
 
 // ErrNotLoopback is the refusal of an address that other computers can reach.
-var ErrNotLoopback = errors.New("localfleet: the address is not one of loopback")
+var ErrNotLoopback = errors.New("fleet: the address is not one of loopback")
 
 // Server serves the status page.
 type Server struct {
@@ -64,7 +64,7 @@ func Serve(address string, public bool, fleet *Fleet) (*Server, error) {
 func loopback(address string, public bool) (string, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
-		return "", fmt.Errorf("localfleet: %q is not HOST:PORT: %w", address, err)
+		return "", fmt.Errorf("fleet: %q is not HOST:PORT: %w", address, err)
 	}
 	switch {
 	case host == "" && !public:

@@ -21,7 +21,7 @@ import (
 	"time"
 
 	"github.com/swactor/provisioning"
-	"github.com/swactor/provisioning/examples/localfleet/internal/status"
+	"github.com/swactor/provisioning/examples/localfleet/status"
 )
 
 // Controller is what can be asked.
@@ -54,8 +54,34 @@ type Step struct {
 	Fault string `json:"fault,omitempty"` // why it cannot be done
 }
 
+// PlanOf puts a plan over a state in words.
+func PlanOf(p provisioning.Plan, observed *provisioning.ClusterState) Plan {
+	out := Plan{Generation: p.ObservedGeneration, Steps: []Step{}, Waiting: observed.Len()}
+	counted := func(node provisioning.LogicalNodeID) {
+		if _, ok := observed.Node(node); ok {
+			out.Waiting--
+		}
+	}
+	for _, a := range p.Actions {
+		counted(a.Node)
+		what := a.Kind.String()
+		if a.Kind == provisioning.Dispatch {
+			what = a.Operation.String()
+		}
+		if a.NewAttempt != 0 {
+			what = fmt.Sprintf("%s attempt %d", what, a.NewAttempt)
+		}
+		out.Steps = append(out.Steps, Step{Node: string(a.Node), What: what, Rule: a.Rule.String(), Why: a.Rule.Why})
+	}
+	for _, f := range p.Faults {
+		counted(f.Node)
+		out.Steps = append(out.Steps, Step{Node: string(f.Node), Rule: f.Rule.String(), Why: f.Rule.Why, Fault: f.Err.Error()})
+	}
+	return out
+}
+
 // ErrNoController: none is running in this directory.
-var ErrNoController = errors.New("localfleet: no controller is running in this directory")
+var ErrNoController = errors.New("fleet: no controller is running in this directory")
 
 // maxSocketPath is what Linux and macOS both allow.
 const maxSocketPath = 103
@@ -73,7 +99,7 @@ type Server struct {
 func Serve(dir string, c Controller) (*Server, error) {
 	path := socket(dir)
 	if len(path) > maxSocketPath {
-		return nil, fmt.Errorf("localfleet: the path of the control socket is longer than %d bytes: %s", maxSocketPath, path)
+		return nil, fmt.Errorf("fleet: the path of the control socket is longer than %d bytes: %s", maxSocketPath, path)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -106,7 +132,7 @@ func handler(c Controller) http.Handler {
 		node := r.URL.Query().Get("node")
 		slot, ok := c.Slot(node)
 		if !ok {
-			answer(w, nil, fmt.Errorf("localfleet: there is no slot %q", node))
+			answer(w, nil, fmt.Errorf("fleet: there is no slot %q", node))
 			return
 		}
 		answer(w, slot, nil)

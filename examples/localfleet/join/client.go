@@ -11,7 +11,7 @@ import (
 )
 
 // ErrRefused: the controller has turned the agent away.
-var ErrRefused = errors.New("localfleet: refused by the controller")
+var ErrRefused = errors.New("fleet: refused by the controller")
 
 // Identity is what an agent joins with.
 type Identity struct {
@@ -56,7 +56,7 @@ func keep(ctx context.Context, conn net.Conn, id Identity, joined func()) error 
 				return err
 			}
 		case err := <-cut:
-			return fmt.Errorf("localfleet: the controller hung up: %w", err)
+			return fmt.Errorf("fleet: the controller hung up: %w", err)
 		}
 	}
 }
@@ -79,7 +79,7 @@ func enter(w *wire, id Identity) (every time.Duration, err error) {
 	case a.Refused != "":
 		return 0, fmt.Errorf("%w: %s", ErrRefused, a.Refused)
 	case a.Heartbeat <= 0:
-		return 0, errors.New("localfleet: the controller named no time between heartbeats")
+		return 0, errors.New("fleet: the controller named no time between heartbeats")
 	}
 	return a.Heartbeat, w.conn.SetDeadline(time.Time{})
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/swactor/provisioning/examples/localfleet/internal/status"
+	"github.com/swactor/provisioning/examples/localfleet/status"
 )
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -21,7 +21,7 @@ func slot(node string, phase status.Phase, done int) status.Slot {
 }
 
 func fleet(slots ...status.Slot) status.Status {
-	return status.Status{Run: "r", BeganAt: now, Now: now.Add(90 * time.Second), Generation: 2, Ready: 1, Desired: 2, Held: 2,
+	return status.Status{Name: "localfleet", Run: "r", BeganAt: now, Now: now.Add(90 * time.Second), Generation: 2, Ready: 1, Desired: 2, Held: 2,
 		Progress: 0.5, Slots: slots}
 }
 
