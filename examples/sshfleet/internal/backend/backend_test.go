@@ -1,0 +1,215 @@
+//go:build linux
+
+package backend
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/swactor/provisioning"
+	"github.com/swactor/provisioning/examples/localfleet/agent"
+	"github.com/swactor/provisioning/examples/localfleet/join"
+	"github.com/swactor/provisioning/examples/localfleet/leftover"
+	"github.com/swactor/provisioning/examples/sshfleet/internal/inventory"
+	"github.com/swactor/provisioning/examples/sshfleet/internal/sshd"
+	"github.com/swactor/provisioning/fakebackend"
+)
+
+// lifetime ends the agents of a test that was killed.
+const lifetime = 5 * time.Minute
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == agent.Command { // on a host
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+		ctx, cancel := context.WithTimeout(ctx, lifetime)
+		status := agent.Main(ctx, os.Args[2:], os.Getenv, os.Stdout, os.Stderr)
+		cancel()
+		stop()
+		os.Exit(status)
+	}
+	os.Exit(leftover.Run(m))
+}
+
+// agentCommand is the agent of tests: this program.
+func agentCommand(t testing.TB) string {
+	program, err := os.Executable()
+	require.NoError(t, err)
+	return program + " " + agent.Command
+}
+
+// runOf returns the run of a test, which is nobody else's: the process table
+// is everybody's.
+func runOf(t testing.TB) provisioning.RunID {
+	return provisioning.RunID(strings.ReplaceAll(t.Name(), "/", "-") + "-" + thisProcess)
+}
+
+var thisProcess = rand.Text()
+
+// place is a number of hosts and a directory of secrets.
+type place struct {
+	t       *testing.T
+	servers []*sshd.Server
+	secrets string
+}
+
+func newPlace(t *testing.T, count int) *place {
+	p := &place{t: t, secrets: t.TempDir()}
+	for i := range count {
+		p.servers = append(p.servers, sshd.Start(t, string(rune('a'+i))))
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(p.secrets, DefaultTokenRef), []byte(rand.Text()), 0o600))
+	return p
+}
+
+func (p *place) hosts() []*inventory.Host {
+	var hosts []*inventory.Host
+	for _, s := range p.servers {
+		hosts = append(hosts, s.Host())
+	}
+	return hosts
+}
+
+// config is one for tests. The silence is one that a busy computer does not
+// reach.
+func (p *place) config() Config {
+	return Config{Hosts: p.hosts(), Secrets: p.secrets, Progress: 10 * time.Millisecond,
+		Join: join.Config{Heartbeat: 50 * time.Millisecond, Silence: 20 * time.Second}}
+}
+
+func open(t *testing.T, config Config) *Backend {
+	t.Helper()
+	b, err := Open(config)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, b.Close()) })
+	return b
+}
+
+// claims returns the hosts that have a claim of whatever kind, by its token.
+func (p *place) claims() map[string][]string {
+	p.t.Helper()
+	found := make(map[string][]string)
+	for i, s := range p.servers {
+		entries, err := os.ReadDir(filepath.Join(s.Dir(), "claims"))
+		if os.IsNotExist(err) {
+			continue
+		}
+		require.NoError(p.t, err)
+		for _, entry := range entries {
+			found[entry.Name()] = append(found[entry.Name()], p.hosts()[i].Name)
+		}
+	}
+	return found
+}
+
+// marked counts the processes that were started under the claim of a token,
+// those of their parents that only wait for them left out.
+func marked(token string) (agents, all int, err error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, entry := range entries {
+		if _, err := strconv.Atoi(entry.Name()); err != nil {
+			continue
+		}
+		environ, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "environ"))
+		if err != nil || !strings.Contains(string(environ), "SWACTOR_CLAIM="+token) {
+			continue
+		}
+		all++
+		command, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "cmdline"))
+		if err == nil && strings.Contains(string(command), "\x00"+agent.Command+"\x00") {
+			agents++
+		}
+	}
+	return agents, all, nil
+}
+
+// live counts what exists for a key: its claims, or what was started under one
+// that is gone.
+func (p *place) live(key provisioning.ExternalKey) (int, error) {
+	n := len(p.claims()[key.Token()])
+	_, all, err := marked(key.Token())
+	if n == 0 && all > 0 {
+		n = 1
+	}
+	return n, err
+}
+
+// busy counts the calls of a backend that run.
+type busy struct {
+	*Backend
+	calls *atomic.Int64
+}
+
+func (b busy) during() func() { b.calls.Add(1); return func() { b.calls.Add(-1) } }
+
+func (b busy) CreateLease(ctx context.Context, r provisioning.CreateLeaseRequest) (provisioning.CreateLeaseResult, error) {
+	defer b.during()()
+	return b.Backend.CreateLease(ctx, r)
+}
+func (b busy) StartBootstrap(ctx context.Context, r provisioning.StartBootstrapRequest) (provisioning.StartBootstrapResult, error) {
+	defer b.during()()
+	return b.Backend.StartBootstrap(ctx, r)
+}
+func (b busy) CancelBootstrap(ctx context.Context, r provisioning.CancelBootstrapRequest) error {
+	defer b.during()()
+	return b.Backend.CancelBootstrap(ctx, r)
+}
+func (b busy) DestroyLease(ctx context.Context, r provisioning.DestroyLeaseRequest) error {
+	defer b.during()()
+	return b.Backend.DestroyLease(ctx, r)
+}
+
+// TestBackend holds the backend to every rule of the contract, with all cases.
+func TestBackend(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, 6) // as many as a case has at the same time
+	report := fakebackend.CheckReport(func() fakebackend.Subject {
+		b, err := Open(p.config())
+		require.NoError(t, err)
+		counted := busy{b, new(atomic.Int64)}
+		return fakebackend.Subject{
+			Backend: counted, Live: p.live,
+			// These hosts live in real time, and have no other: what is under
+			// way gets a moment of it to come to pass.
+			Advance: func(d time.Duration) {
+				if counted.calls.Load() > 0 {
+					time.Sleep(min(d, 50*time.Millisecond))
+				} else {
+					time.Sleep(min(d, 2*time.Millisecond))
+				}
+			},
+			Close: func() { require.NoError(t, b.Close()) },
+			Group: provisioning.NodeGroupSpec{
+				Provider: Kind,
+				Shape:    provisioning.NodeShape{ProviderLabels: map[string]string{"disk": "fast", CleanupLabel: "true"}},
+				Boot: provisioning.BootSpec{
+					VerifyCommands: []string{`test -n "$PROVISIONING_CHECK_SECRET"`}, StartSwactorCommand: agentCommand(t),
+				},
+				SwarmJoin: provisioning.SwarmJoinTemplate{JoinTokenRef: DefaultTokenRef},
+			},
+		}
+	})
+	t.Logf("\n%v", report)
+	require.NoError(t, report.Err())
+	for _, c := range report.Cases {
+		require.Empty(t, c.Left, c.Case)
+		require.Empty(t, c.NotRun, c.Case)
+	}
+	require.Empty(t, p.claims())
+}
+
+var _ = fmt.Sprint

@@ -1,0 +1,251 @@
+//go:build linux
+
+// Package sshd runs OpenSSH's own server for tests: ordinary processes on ports
+// of the loopback, each with its own configuration, keys and directories.
+package sshd
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/pem"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/crypto/ssh"
+
+	"github.com/swactor/provisioning"
+	"github.com/swactor/provisioning/examples/sshfleet/internal/inventory"
+)
+
+// Program is OpenSSH's server. It insists on being called by its whole path.
+const Program = "/usr/sbin/sshd"
+
+// patience is much longer than anything takes, on a slow computer too.
+const patience = 30 * time.Second
+
+// Server is one server, which plays a host. It is gone when its test ends.
+type Server struct {
+	t    testing.TB
+	dir  string
+	name string
+	port int
+	user string
+	cmd  *exec.Cmd // nil while it is stopped
+	done chan error
+}
+
+// Start starts a server under a name.
+func Start(t testing.TB, name string) *Server {
+	t.Helper()
+	_, err := os.Stat(Program)
+	require.NoError(t, err, "the tests need OpenSSH's server: install Debian's package openssh-server")
+	if os.Geteuid() == 0 { // where it puts the processes that it does not trust
+		require.NoError(t, os.MkdirAll("/run/sshd", 0o755))
+	}
+	me, err := user.Current()
+	require.NoError(t, err)
+	s := &Server{t: t, dir: t.TempDir(), name: name, user: me.Username}
+	s.NewHostKey()
+	s.keyFile("user_key")
+	public, err := os.ReadFile(s.path("user_key.pub"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(s.path("authorized_keys"), public, 0o600))
+	t.Cleanup(func() {
+		if t.Failed() {
+			log, _ := os.ReadFile(s.path("log"))
+			t.Logf("sshd %s:\n%s", s.name, log)
+		}
+		s.Stop()
+	})
+	s.Start()
+	return s
+}
+
+func (s *Server) path(name string) string { return filepath.Join(s.dir, name) }
+
+// keyFile makes a pair of keys.
+func (s *Server) keyFile(name string) {
+	s.t.Helper()
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(s.t, err)
+	block, err := ssh.MarshalPrivateKey(private, "")
+	require.NoError(s.t, err)
+	shown, err := ssh.NewPublicKey(public)
+	require.NoError(s.t, err)
+	require.NoError(s.t, os.WriteFile(s.path(name), pem.EncodeToMemory(block), 0o600))
+	require.NoError(s.t, os.WriteFile(s.path(name+".pub"), ssh.MarshalAuthorizedKey(shown), 0o600))
+}
+
+// NewHostKey gives the server another key to show, from its next start on.
+func (s *Server) NewHostKey() { s.keyFile("host_key") }
+
+// Refuse has the server let nobody in any more.
+func (s *Server) Refuse() {
+	s.t.Helper()
+	require.NoError(s.t, os.WriteFile(s.path("authorized_keys"), nil, 0o600))
+}
+
+// Start starts the server at the port that it had before, if it had one.
+func (s *Server) Start() {
+	s.t.Helper()
+	port := s.port
+	for end := time.Now().Add(patience); ; {
+		if s.port = port; port == 0 { // free at this moment, which may pass
+			s.port = freePort(s.t)
+		}
+		if s.try() {
+			return
+		}
+		require.True(s.t, time.Now().Before(end), "sshd does not start")
+	}
+}
+
+func freePort(t testing.TB) int {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// try is false if the server ended instead of answering.
+func (s *Server) try() bool {
+	s.t.Helper()
+	require.NoError(s.t, os.WriteFile(s.path("config"), []byte(fmt.Sprintf(`ListenAddress 127.0.0.1:%d
+HostKey %s
+AuthorizedKeysFile %s
+PidFile none
+StrictModes no
+UsePAM no
+UseDNS no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+MaxStartups 100
+LogLevel VERBOSE
+`, s.port, s.path("host_key"), s.path("authorized_keys"))), 0o600))
+	log, err := os.OpenFile(s.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	require.NoError(s.t, err)
+	defer log.Close()
+	cmd := exec.Command(Program, "-D", "-e", "-f", s.path("config"))
+	cmd.Stderr = log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // of a test that was killed
+	require.NoError(s.t, cmd.Start())
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	s.cmd, s.done = cmd, done
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		conn, err := net.Dial("tcp", s.address())
+		if err == nil {
+			conn.Close()
+			return true
+		}
+		select {
+		case <-done:
+			s.cmd = nil
+			return false
+		default:
+		}
+		require.True(s.t, time.Now().Before(end), "sshd does not listen: %v", err)
+	}
+}
+
+func (s *Server) address() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)) }
+
+// Stop kills the server and all of its connections. What they have started in
+// the background goes on.
+func (s *Server) Stop() {
+	s.t.Helper()
+	if s.cmd == nil {
+		return
+	}
+	s.signal(syscall.SIGSTOP) // so that it makes no more children
+	for _, pid := range s.connections() {
+		syscall.Kill(pid, syscall.SIGKILL) // it may have ended
+	}
+	s.signal(syscall.SIGKILL)
+	<-s.done
+	s.cmd = nil
+}
+
+// Cut kills the connections and leaves the server.
+func (s *Server) Cut() {
+	for _, pid := range s.connections() {
+		syscall.Kill(pid, syscall.SIGKILL)
+	}
+}
+
+func (s *Server) signal(sig syscall.Signal) { require.NoError(s.t, s.cmd.Process.Signal(sig)) }
+
+// connections returns the processes of the server's connections.
+func (s *Server) connections() []int {
+	entries, err := os.ReadDir("/proc")
+	require.NoError(s.t, err)
+	children := make(map[int][]int)
+	servers := make(map[int]bool)
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		stat, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "stat"))
+		if err != nil {
+			continue // it has ended
+		}
+		name, rest, _ := strings.Cut(string(stat), ") ")
+		fields := strings.Fields(rest)
+		parent, err := strconv.Atoi(fields[1])
+		require.NoError(s.t, err)
+		children[parent] = append(children[parent], pid)
+		servers[pid] = strings.HasSuffix(name, "(sshd") || strings.Contains(name, "(sshd-")
+	}
+	var found []int
+	for next := []int{s.cmd.Process.Pid}; len(next) > 0; next = next[1:] {
+		for _, child := range children[next[0]] {
+			if servers[child] { // what a session runs is its own business
+				found, next = append(found, child), append(next, child)
+			}
+		}
+	}
+	return found
+}
+
+// Dir is where claims are kept on the host.
+func (s *Server) Dir() string { return s.path("fleet") }
+
+// Host is the entry of the server in an inventory, as it is now.
+func (s *Server) Host() *inventory.Host {
+	s.t.Helper()
+	text, err := os.ReadFile(s.path("user_key"))
+	require.NoError(s.t, err)
+	key, err := ssh.ParsePrivateKey(text)
+	require.NoError(s.t, err)
+	return &inventory.Host{
+		Name: s.name, Endpoint: provisioning.SSHEndpoint{Host: "127.0.0.1", Port: uint16(s.port)}, User: s.user,
+		Key: key, HostKeys: []ssh.PublicKey{s.hostKey()}, Dir: s.Dir(), Labels: map[string]string{"disk": "fast"},
+	}
+}
+
+func (s *Server) hostKey() ssh.PublicKey {
+	s.t.Helper()
+	text, err := os.ReadFile(s.path("host_key.pub"))
+	require.NoError(s.t, err)
+	key, _, _, _, err := ssh.ParseAuthorizedKey(text)
+	require.NoError(s.t, err)
+	return key
+}
+
+// Entry is the same as text of an inventory.
+func (s *Server) Entry() string {
+	return fmt.Sprintf("- {name: %s, host: 127.0.0.1, port: %d, user: %s, key: %s, dir: %s, labels: {disk: fast},\n   hostKey: %q}\n",
+		s.name, s.port, s.user, s.path("user_key"), s.Dir(), strings.TrimSpace(string(ssh.MarshalAuthorizedKey(s.hostKey()))))
+}
