@@ -60,7 +60,7 @@ func TestClaimsOfAHost(t *testing.T) {
 	for range 2 {
 		require.NoError(t, p.End(ctx, h, first.Token(), true))
 	}
-	text, err := os.ReadFile(server.Dir() + "/../cleaned")
+	text, err := os.ReadFile(server.Home() + "/cleaned")
 	require.NoError(t, err)
 	require.Equal(t, "cleaned\n", string(text))
 	state, err = p.Make(ctx, h, first, "")

@@ -55,6 +55,7 @@ func Start(t testing.TB, name string) *Server {
 	me, err := user.Current()
 	require.NoError(t, err)
 	s := &Server{t: t, dir: t.TempDir(), name: name, user: me.Username}
+	require.NoError(t, os.Mkdir(s.Home(), 0o700))
 	s.NewHostKey()
 	s.keyFile("user_key")
 	public, err := os.ReadFile(s.path("user_key.pub"))
@@ -132,7 +133,8 @@ KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 MaxStartups 100
 LogLevel VERBOSE
-`, s.port, s.path("host_key"), s.path("authorized_keys"))), 0o600))
+SetEnv HOME=%s
+`, s.port, s.path("host_key"), s.path("authorized_keys"), s.Home())), 0o600))
 	log, err := os.OpenFile(s.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	require.NoError(s.t, err)
 	defer log.Close()
@@ -219,8 +221,12 @@ func (s *Server) connections() []int {
 	return found
 }
 
+// Home is the home directory of the host, empty at first. Without one of its own
+// what a person has in his would be run by the shell at each login.
+func (s *Server) Home() string { return s.path("home") }
+
 // Dir is where claims are kept on the host.
-func (s *Server) Dir() string { return s.path("fleet") }
+func (s *Server) Dir() string { return filepath.Join(s.Home(), inventory.DefaultDir) }
 
 // Host is the entry of the server in an inventory, as it is now.
 func (s *Server) Host() *inventory.Host {
@@ -231,7 +237,7 @@ func (s *Server) Host() *inventory.Host {
 	require.NoError(s.t, err)
 	return &inventory.Host{
 		Name: s.name, Endpoint: provisioning.SSHEndpoint{Host: "127.0.0.1", Port: uint16(s.port)}, User: s.user,
-		Key: key, HostKeys: []ssh.PublicKey{s.hostKey()}, Dir: s.Dir(), Labels: map[string]string{"disk": "fast"},
+		Key: key, HostKeys: []ssh.PublicKey{s.hostKey()}, Dir: inventory.DefaultDir, Labels: map[string]string{"disk": "fast"},
 	}
 }
 
@@ -246,6 +252,6 @@ func (s *Server) hostKey() ssh.PublicKey {
 
 // Entry is the same as text of an inventory.
 func (s *Server) Entry() string {
-	return fmt.Sprintf("- {name: %s, host: 127.0.0.1, port: %d, user: %s, key: %s, dir: %s, labels: {disk: fast},\n   hostKey: %q}\n",
-		s.name, s.port, s.user, s.path("user_key"), s.Dir(), strings.TrimSpace(string(ssh.MarshalAuthorizedKey(s.hostKey()))))
+	return fmt.Sprintf("- {name: %s, host: 127.0.0.1, port: %d, user: %s, key: %s, labels: {disk: fast},\n   hostKey: %q}\n",
+		s.name, s.port, s.user, s.path("user_key"), strings.TrimSpace(string(ssh.MarshalAuthorizedKey(s.hostKey()))))
 }

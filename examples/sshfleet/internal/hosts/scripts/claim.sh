@@ -8,6 +8,7 @@ withdraw() {
 	rmdir "$c" 2>/dev/null
 }
 try=$c/try.$$
+trap 'withdraw; exit 1' HUP INT TERM
 mkdir -p "$dir/spent" "$try/work" || exit # a trace of the same number is a dead one's
 if [ -d "$spent" ]; then
 	withdraw
@@ -20,7 +21,12 @@ if [ -d "$h" ]; then
 	exit 0
 fi
 for other in "$dir"/claims/*; do
-	if [ "$other" != "$c" ] && [ -d "$other" ]; then
+	[ "$other" != "$c" ] || continue
+	for dead in "$other"/try.*; do # of a shell that was killed
+		[ ! -d "$dead" ] || kill -s 0 "${dead##*.}" 2>/dev/null || take_away "$dead"
+	done
+	rmdir "$other" 2>/dev/null
+	if [ -d "$other" ]; then
 		withdraw
 		echo "busy ${other##*/}"
 		exit 0

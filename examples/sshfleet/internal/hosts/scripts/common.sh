@@ -6,17 +6,24 @@
 #   $dir/spent/TOKEN/           the token has had its claim and gets no other
 set -u
 umask 077
+# Who says something that nobody listens to any more would be killed in the middle
+# of what it does. Caught and not ignored, because the ignored is inherited.
+trap : PIPE
 cd || exit
 case $dir in /*) ;; *) dir=$PWD/$dir ;; esac
 c=$dir/claims/$t
 h=$c/held
 spent=$dir/spent/$t
 
-# fence keeps everybody who tries to make this claim from making it: what would
-# become held/ is taken away from them, in one step each.
+# take_away makes that a try comes to nothing, in one step.
+take_away() {
+	mv "$1" "$dir/fenced.$$" 2>/dev/null && rm -rf "$dir/fenced.$$"
+}
+
+# fence does that to whoever tries to make this claim.
 fence() {
 	for try in "$c"/try.*; do
-		mv "$try" "$dir/fenced.$$" 2>/dev/null && rm -rf "$dir/fenced.$$"
+		take_away "$try"
 	done
 }
 
