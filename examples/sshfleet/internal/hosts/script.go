@@ -27,7 +27,7 @@ const shell = `exec sh -c 'read -r n; s=$(dd bs=1 count="$n" 2>/dev/null); eval 
 const (
 	// pace is how often a script that waits for something looks again. It is
 	// told when: a script that nobody waits for any more ends.
-	pace = 50 * time.Millisecond
+	pace = 20 * time.Millisecond
 	// maxSaid bounds the lines that are kept of a script.
 	maxSaid = 1000
 )

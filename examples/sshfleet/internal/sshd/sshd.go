@@ -255,3 +255,23 @@ func (s *Server) Entry() string {
 	return fmt.Sprintf("- {name: %s, host: 127.0.0.1, port: %d, user: %s, key: %s, labels: {disk: fast},\n   hostKey: %q}\n",
 		s.name, s.port, s.user, s.path("user_key"), strings.TrimSpace(string(ssh.MarshalAuthorizedKey(s.hostKey()))))
 }
+
+// AuthorizedKeys is the file of those that may log in.
+func (s *Server) AuthorizedKeys() string { return s.path("authorized_keys") }
+
+// KeepHostKey returns a function that gives the server the key back that it has
+// now.
+func (s *Server) KeepHostKey() (restore func()) {
+	s.t.Helper()
+	kept := make(map[string][]byte)
+	for _, name := range []string{"host_key", "host_key.pub"} {
+		text, err := os.ReadFile(s.path(name))
+		require.NoError(s.t, err)
+		kept[name] = text
+	}
+	return func() {
+		for name, text := range kept {
+			require.NoError(s.t, os.WriteFile(s.path(name), text, 0o600))
+		}
+	}
+}

@@ -57,7 +57,7 @@ stop() {
 			nothing=0
 			case $looks in
 			0) kill -s TERM $pids 2>/dev/null ;;
-			[0-9] | [0-3][0-9]) ;; # it may have something to put away
+			[0-9] | [0-9][0-9]) ;; # it may have something to put away
 			*) kill -s KILL $pids 2>/dev/null ;;
 			esac
 			looks=$((looks + 1))
