@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"github.com/swactor/provisioning"
-	"github.com/swactor/provisioning/examples/localfleet/internal/atomicfile"
+	"github.com/swactor/provisioning/examples/localfleet/atomicfile"
 	"github.com/swactor/provisioning/examples/localfleet/internal/osproc"
 )
 

@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/swactor/provisioning"
-	"github.com/swactor/provisioning/examples/localfleet/internal/atomicfile"
+	"github.com/swactor/provisioning/examples/localfleet/atomicfile"
 	"github.com/swactor/provisioning/examples/localfleet/internal/bootstrap"
 	"github.com/swactor/provisioning/examples/localfleet/internal/machine"
 	"github.com/swactor/provisioning/examples/localfleet/internal/osproc"

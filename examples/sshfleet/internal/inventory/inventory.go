@@ -26,7 +26,7 @@ const (
 	DefaultPort = 22
 	// DefaultDir is where claims are kept on a host. What does not begin with
 	// a slash is below the home directory of the user.
-	DefaultDir = ".sshfleet"
+	DefaultDir = ".swactor"
 )
 
 // Host is one host of an inventory.
