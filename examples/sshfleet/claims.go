@@ -34,9 +34,9 @@ type found struct {
 func (f found) String() string {
 	about := f.claim.About
 	if !f.known() {
-		return fmt.Sprintf("host %s has the claim %s of nobody knows whom", f.host.Name, f.claim.Token)
+		return fmt.Sprintf("%s has the claim %s of nobody knows whom", f.host.Name, f.claim.Token)
 	}
-	return fmt.Sprintf("host %s has a claim of %s, attempt %d, of run %s, since %s",
+	return fmt.Sprintf("%s has a claim of %s, attempt %d, of run %s, since %s",
 		f.host.Name, about.Node, about.Attempt, about.Run, about.Since.Local().Format(time.DateTime))
 }
 
@@ -92,16 +92,24 @@ func listClaims(c *command, args []string) error {
 		answers[f.host.Name] = append(answers[f.host.Name], f)
 	}
 	var unreachable []error
-	table := tabwriter.NewWriter(c.out, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(table, "HOST\tCLAIM\tSLOT\tATTEMPT\tSINCE\tWHOSE")
+	var text strings.Builder
+	table := tabwriter.NewWriter(&text, 0, 8, 2, ' ', 0)
+	row := func(cells ...string) {
+		cells = append(cells, make([]string, 6-len(cells))...) // else columns end there
+		for i := range cells {
+			cells[i] = view.Printable(cells[i])
+		}
+		fmt.Fprintln(table, strings.Join(cells, "\t"))
+	}
+	row("HOST", "CLAIM", "SLOT", "ATTEMPT", "SINCE", "WHOSE")
 	for _, h := range all {
 		if answers[h.Name] == nil {
-			fmt.Fprintf(table, "%s\tnone\t\t\t\t\n", view.Printable(h.Name))
+			row(h.Name, "none")
 		}
 		for _, f := range answers[h.Name] {
 			if f.err != nil {
 				unreachable = append(unreachable, f.err)
-				fmt.Fprintf(table, "%s\tunknown\t\t\t\tthe host cannot be asked\n", view.Printable(h.Name))
+				row(h.Name, "unknown", "", "", "", "the host cannot be asked")
 				continue
 			}
 			about := f.claim.About
@@ -112,14 +120,20 @@ func listClaims(c *command, args []string) error {
 			case slices.ContainsFunc(records, func(r runs.Record) bool { return f.of(r.Run) }):
 				whose = "a run of here that is over; sshfleet drain ends it"
 			}
-			since := ""
-			if !about.Since.IsZero() {
-				since = about.Since.Local().Format(time.DateTime)
+			if about.Since.IsZero() { // it does not say
+				row(h.Name, string(f.claim.State), "", "", "", whose)
+				continue
 			}
-			fmt.Fprintln(table, view.Printable(fmt.Sprintf("%s\t%s\t%s\t%d\t%s\t%s", h.Name, f.claim.State, about.Node, about.Attempt, since, whose)))
+			row(h.Name, string(f.claim.State), string(about.Node), fmt.Sprint(about.Attempt), about.Since.Local().Format(time.DateTime), whose)
 		}
 	}
-	return errors.Join(append(unreachable, table.Flush())...)
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for line := range strings.Lines(text.String()) {
+		fmt.Fprintln(c.out, strings.TrimRight(line, " \n"))
+	}
+	return errors.Join(unreachable...)
 }
 
 // ourRuns returns the run that is driven in a directory, "" if none is, and those
@@ -207,7 +221,7 @@ func sweep(ctx context.Context, c *command, dir runs.Dir, all []*inventory.Host)
 				errs = append(errs, err)
 				continue
 			}
-			fmt.Fprintln(c.out, view.Printable("gave back "+strings.TrimPrefix(f.String(), "host ")))
+			fmt.Fprintln(c.out, view.Printable("given back: "+f.String()))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {

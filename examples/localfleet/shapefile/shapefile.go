@@ -238,8 +238,15 @@ func (d *Document) Err() error {
 	return &Error{Name: d.name, Faults: d.faults}
 }
 
-// Fault adds what is wrong with a field, such as "groups[0].count".
-func (d *Document) Fault(field, problem string) { d.fault(d.lines[field], field, problem) }
+// Fault adds what is wrong with a field, such as "groups[0].count". One that is
+// not there is wrong where it should be.
+func (d *Document) Fault(field, problem string) {
+	line, there := d.lines[field]
+	if !there {
+		line = d.lines[field[:max(strings.LastIndexByte(field, '.'), 0)]]
+	}
+	d.fault(line, field, problem)
+}
 
 func (d *Document) fault(line int, field, problem string) {
 	d.faults = append(d.faults, Fault{Line: line, Field: field, Problem: problem})
