@@ -19,9 +19,6 @@ import (
 	"github.com/swactor/provisioning/examples/sshfleet/internal/inventory"
 )
 
-// endTimeout bounds the end of one claim.
-const endTimeout = 2 * time.Minute
-
 // found is a claim on a host, or why it cannot be asked. Neither is set of a host
 // that is free.
 type found struct {
@@ -191,8 +188,9 @@ func release(c *command, args []string) error {
 	return nil
 }
 
+// endClaim waits for a clean-up command as long as a controller would.
 func endClaim(ctx context.Context, pool *hosts.Pool, f found, cleanup bool) error {
-	ctx, cancel := context.WithTimeout(ctx, endTimeout)
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	return pool.End(ctx, f.host, f.claim.Token, cleanup)
 }

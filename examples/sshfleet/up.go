@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,15 +30,22 @@ const (
 	lookEvery = 250 * time.Millisecond
 	// closeTimeout bounds the goodbye to pages and commands.
 	closeTimeout = 2 * time.Second
+	// commandTimeout bounds the verify commands of a host together, and its
+	// clean-up command.
+	commandTimeout = 10 * time.Minute
 	// lookTimeout bounds the look for what earlier runs have left.
 	lookTimeout = 30 * time.Second
 )
 
 // policy is that of machines which are there already: a claim is quick, and a
-// host that does not answer may do so in a moment.
+// host that does not answer may do so in a moment. What takes its time are the
+// commands of a shape.
 var policy = provisioning.RetryPolicy{
-	InitialDelay: time.Second, MaxDelay: 30 * time.Second, Jitter: 0.3,
-	OperationTimeout: time.Minute, EndpointTimeout: time.Minute, BootstrapTimeout: 10 * time.Minute,
+	InitialDelay: time.Second, MaxDelay: 30 * time.Second, Jitter: 0.3, OperationTimeout: time.Minute,
+	OperationTimeouts: map[provisioning.OperationKind]time.Duration{
+		provisioning.StartBootstrap: commandTimeout, provisioning.DestroyLease: commandTimeout,
+	},
+	EndpointTimeout: time.Minute, BootstrapTimeout: 2 * commandTimeout,
 }
 
 // controller drives one run.
@@ -136,6 +145,9 @@ func up(c *command, args []string) (err error) {
 		fmt.Fprintln(c.out, intro)
 		showed = view.ShowLines(c.out, ctl.Journal)
 	}
+	if onlyHere(b.JoinAddr()) && slices.ContainsFunc(hosts, func(h *inventory.Host) bool { return !onlyHere(h.Endpoint.String()) }) {
+		ctl.Journal.Note(status.Bad, "agents of other computers cannot join at %s: see -join and -advertise", b.JoinAddr())
+	}
 	looking, stop := context.WithTimeout(context.Background(), lookTimeout)
 	var looked sync.WaitGroup
 	looked.Go(func() { // it may take as long as the slowest host does
@@ -148,6 +160,13 @@ func up(c *command, args []string) (err error) {
 	begun = true
 	driveErr := ctl.drive(c, watcher, func() { stop(); looked.Wait(); showed() })
 	return errors.Join(driveErr, ctl.goodbye(c, dir))
+}
+
+// onlyHere reports whether an address means this computer and no other.
+func onlyHere(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	ip := net.ParseIP(host)
+	return err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
 }
 
 // makeSecrets returns the directory of secrets, with a join token in it.

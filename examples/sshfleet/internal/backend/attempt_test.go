@@ -18,6 +18,7 @@ type attempt struct {
 	spec  provisioning.LogicalNodeSpec
 	lease provisioning.ProviderLeaseID
 	sent  uint32
+	seen  chan provisioning.Observation
 }
 
 func newAttempt(t *testing.T, b *Backend, group provisioning.NodeGroupSpec) *attempt {
@@ -25,7 +26,7 @@ func newAttempt(t *testing.T, b *Backend, group provisioning.NodeGroupSpec) *att
 	group.GroupID, group.Provider = "w", Kind
 	desired, err := provisioning.Expand(provisioning.ClusterShape{RunID: runOf(t), Generation: 1, Groups: []provisioning.NodeGroupSpec{group}})
 	require.NoError(t, err)
-	a := &attempt{t: t, b: b}
+	a := &attempt{t: t, b: b, seen: make(chan provisioning.Observation, 1000)}
 	for a.spec = range desired.All() {
 	}
 	a.key = provisioning.ExternalKey{Run: runOf(t), Node: a.spec.Node, Attempt: 1}
@@ -42,8 +43,24 @@ func (a *attempt) create(adoptOnly bool) error {
 }
 
 func (a *attempt) start() error {
-	_, err := a.b.StartBootstrap(soon(a.t), provisioning.StartBootstrapRequest{Key: a.key, Spec: a.spec, Lease: a.lease})
+	_, err := a.b.StartBootstrap(soon(a.t), provisioning.StartBootstrapRequest{Key: a.key, Spec: a.spec, Lease: a.lease,
+		Sink: provisioning.NewBootstrapSink(a.key.Node, a.key.Attempt, func(o provisioning.Observation) { a.seen <- o })})
 	return err
+}
+
+// await returns the next observation of a kind.
+func (a *attempt) await(kind provisioning.ObservationKind) provisioning.Observation {
+	a.t.Helper()
+	for ctx := soon(a.t); ; {
+		select {
+		case o := <-a.seen:
+			if o.Kind == kind {
+				return o
+			}
+		case <-ctx.Done():
+			require.Fail(a.t, "never reported", "%v", kind)
+		}
+	}
 }
 
 func (a *attempt) destroy() error {

@@ -331,6 +331,9 @@ func (b *Backend) find(ctx context.Context, key provisioning.ExternalKey) (*inve
 // take makes the claim on the first host that is free.
 func (b *Backend) take(ctx context.Context, key provisioning.ExternalKey, candidates []*inventory.Host, cleanup string) (*inventory.Host, error) {
 	var reasons []string
+	if len(candidates) == 0 {
+		reasons = append(reasons, "none of the inventory has the labels and the user that are wanted")
+	}
 	for _, h := range candidates {
 		state, err := b.makeClaim(ctx, h, key, cleanup)
 		switch {

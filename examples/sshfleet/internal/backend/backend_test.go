@@ -5,7 +5,6 @@ package backend
 import (
 	"context"
 	"crypto/rand"
-	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -154,6 +153,19 @@ type busy struct {
 	calls *atomic.Int64
 }
 
+// advance lets time go by. These hosts live in real time and have no other: a
+// call gets as much of it as it needs, within reason, and what may be under way
+// without one gets a moment.
+func (b busy) advance(d time.Duration) {
+	end := time.Now().Add(min(d, 50*time.Millisecond))
+	for {
+		time.Sleep(2 * time.Millisecond)
+		if b.calls.Load() == 0 || !time.Now().Before(end) {
+			return
+		}
+	}
+}
+
 func (b busy) during() func() { b.calls.Add(1); return func() { b.calls.Add(-1) } }
 
 func (b busy) CreateLease(ctx context.Context, r provisioning.CreateLeaseRequest) (provisioning.CreateLeaseResult, error) {
@@ -183,16 +195,8 @@ func TestBackend(t *testing.T) {
 		counted := busy{b, new(atomic.Int64)}
 		return fakebackend.Subject{
 			Backend: counted, Live: p.live,
-			// These hosts live in real time, and have no other: what is under
-			// way gets a moment of it to come to pass.
-			Advance: func(d time.Duration) {
-				if counted.calls.Load() > 0 {
-					time.Sleep(min(d, 50*time.Millisecond))
-				} else {
-					time.Sleep(min(d, 2*time.Millisecond))
-				}
-			},
-			Close: func() { require.NoError(t, b.Close()) },
+			Advance: counted.advance,
+			Close:   func() { require.NoError(t, b.Close()) },
 			Group: provisioning.NodeGroupSpec{
 				Provider: Kind,
 				Shape:    provisioning.NodeShape{ProviderLabels: map[string]string{"disk": "fast", CleanupLabel: "true"}},
@@ -211,5 +215,3 @@ func TestBackend(t *testing.T) {
 	}
 	require.Empty(t, p.claims())
 }
-
-var _ = fmt.Sprint

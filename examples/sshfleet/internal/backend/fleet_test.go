@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -228,32 +229,34 @@ func TestDestroyOfAHostThatIsNotItself(t *testing.T) {
 	a := newAttempt(t, open(t, p.config()), p.group(1))
 	require.NoError(t, a.create(false))
 	server := p.servers[0]
-	for what, change := range map[string]func() (undo func()){
-		"refuses the login": func() func() {
+	for _, trouble := range []struct {
+		what   string
+		change func() (undo func())
+	}{
+		{"refuses the login", func() func() {
 			keys, err := os.ReadFile(server.AuthorizedKeys())
 			require.NoError(t, err)
 			server.Refuse()
+			server.Start()
 			return func() { require.NoError(t, os.WriteFile(server.AuthorizedKeys(), keys, 0o600)) }
-		},
-		"another machine answers": func() func() {
+		}},
+		{"another machine answers", func() func() {
 			restore := server.KeepHostKey()
 			server.NewHostKey()
+			server.Start()
 			return restore
-		},
-		"connection refused": func() func() { return func() {} },
+		}},
+		{"connection refused", func() func() { return func() {} }},
 	} {
 		server.Stop()
-		undo := change()
-		if what != "connection refused" {
-			server.Start()
-		}
+		undo := trouble.change()
 		var err error
-		eventually(t, what, func() bool { // a connection that was cut is noticed first
+		eventually(t, trouble.what, func() bool { // a connection that was cut is noticed first
 			err = a.destroy()
 			require.Error(t, err)
-			return strings.Contains(err.Error(), what)
+			return strings.Contains(err.Error(), trouble.what)
 		})
-		require.Equal(t, provisioning.ClassAmbiguous, provisioning.Classify(provisioning.DestroyLease, err), what)
+		require.Equal(t, provisioning.ClassAmbiguous, provisioning.Classify(provisioning.DestroyLease, err), trouble.what)
 		require.Len(t, p.claims(), 1)
 		server.Stop()
 		undo()
@@ -306,6 +309,118 @@ func TestConnectionCutDuringTheStream(t *testing.T) {
 	p.servers[0].Cut()
 	f.failed("StreamError")
 	require.Len(t, f.converged(), 1)
+}
+
+// A host that hangs with its connections open is found out by the keep-alive, and
+// keeps nobody. When it is back its claim can be given back.
+func TestHostHangs(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, 1)
+	config := p.config()
+	config.Reach.SSH.KeepAlive = 500 * time.Millisecond
+	a := newAttempt(t, open(t, config), p.group(1))
+	require.NoError(t, a.create(false))
+	p.servers[0].Hang()
+	err := a.destroy()
+	require.Equal(t, provisioning.ClassAmbiguous, provisioning.Classify(provisioning.DestroyLease, err), "%v", err)
+	require.Len(t, p.claims(), 1)
+	p.servers[0].Stop()
+	p.servers[0].Start()
+	eventually(t, "the end", func() bool { return a.destroy() == nil })
+	require.Empty(t, p.claims())
+}
+
+// An agent that dies is missed, and its host is given back and taken again.
+func TestAgentDies(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, 1)
+	config := p.config()
+	config.Join.Silence = 3 * time.Second
+	f := p.fleet(config, runOf(t), p.group(1))
+	first := f.converged()
+	for _, pid := range p.servers[0].Processes() {
+		require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	}
+	f.failed("no heartbeat")
+	require.NotEqual(t, first, f.converged())
+}
+
+// What an agent that ends says is the reason why its attempt fails.
+func TestAgentEndsEarly(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, 1)
+	b := open(t, p.config())
+	for i, c := range []struct{ command, reason string }{
+		{"sh -c 'echo oops >&2; exit 4'", "StartFailed: the agent ended with status 4: oops"},
+		{"no-such-program", "StartFailed: the agent ended with status 127: "},
+		{"sh -c 'kill -9 $$'", "StartFailed: the agent ended with status 137"},
+		{"sh -c 'kill -9 $PPID; exit 1'", "StartFailed: sshfleet: the agent has vanished"},
+		{"env SWACTOR_JOIN_TOKEN_FILE=/dev/null " + agentCommand(t), "SwactorJoinFailed: the agent ended with status 3: "},
+	} {
+		group := p.group(1)
+		group.Boot.StartSwactorCommand = c.command
+		a := newAttempt(t, b, group)
+		a.key.Attempt = provisioning.NodeAttemptID(i + 1)
+		require.NoError(t, a.create(false))
+		require.NoError(t, a.start(), c.command)
+		require.Contains(t, a.await(provisioning.BootstrapFailed).Reason, c.reason, c.command)
+		require.NoError(t, a.destroy())
+	}
+}
+
+// A command that says that the host is not fit is the end of the attempt, and no
+// agent was started.
+func TestVerifyFails(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, 1)
+	group := p.group(1)
+	group.Boot.VerifyCommands = []string{"true", "echo no disk >&2; exit 5"}
+	a := newAttempt(t, open(t, p.config()), group)
+	require.NoError(t, a.create(false))
+	err := a.start()
+	require.ErrorContains(t, err, "verify command 2: exit status 5: no disk")
+	require.Equal(t, provisioning.ClassDefinite, provisioning.Classify(provisioning.StartBootstrap, err))
+	require.Empty(t, p.servers[0].Processes())
+	require.NoError(t, a.destroy())
+}
+
+// Another controller adopts the agent that runs: it checks and starts nothing, and
+// reads all lines from the first, also those of files beside the output.
+func TestStartAdoptsAfterRebuild(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, 1)
+	group := p.group(1)
+	group.Boot.VerifyCommands = []string{"echo checked >>~/checks"}
+	group.Boot.StartSwactorCommand = `sh -c 'echo started >>~/starts; echo one >log; echo out; echo err >&2; echo two >>log; exec sleep 300'`
+	group.Boot.StdoutSources = []string{"log"}
+	group.Boot.StderrSources = []string{"never"}
+	a := newAttempt(t, open(t, p.config()), group)
+	require.NoError(t, a.create(false))
+	for range 2 {
+		config := p.config()
+		lines := make(chan Line, 100)
+		config.OnLine = func(l Line) { lines <- l }
+		a.b = open(t, config)
+		require.NoError(t, a.start())
+		got := make(map[string]bool)
+		for range 4 {
+			select {
+			case l := <-lines:
+				got[fmt.Sprint(l.Text, l.Stderr)] = true
+			case <-soon(t).Done():
+				require.Fail(t, "no line", "%v", got)
+			}
+		}
+		require.Equal(t, map[string]bool{"outfalse": true, "errtrue": true, "onefalse": true, "twofalse": true}, got)
+		require.NoError(t, a.b.Close())
+	}
+	for _, name := range []string{"checks", "starts"} {
+		text, err := os.ReadFile(filepath.Join(p.servers[0].Home(), name))
+		require.NoError(t, err)
+		require.Equal(t, 1, strings.Count(string(text), "\n"), name)
+	}
+	a.b = open(t, p.config())
+	require.NoError(t, a.destroy())
 }
 
 // Two controllers want the last host. One gets it, the other one waits until it is

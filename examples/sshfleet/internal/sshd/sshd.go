@@ -67,9 +67,47 @@ func Start(t testing.TB, name string) *Server {
 			t.Logf("sshd %s:\n%s", s.name, log)
 		}
 		s.Stop()
+		s.clear()
 	})
 	s.Start()
 	return s
+}
+
+// clear sees to it that nothing goes on that was started on the host. After a test
+// that has not failed there is nothing, or only what is just about to end.
+func (s *Server) clear() {
+	end := time.Now().Add(patience)
+	for {
+		left := s.Processes()
+		switch {
+		case len(left) == 0:
+			return
+		case s.t.Failed():
+			for _, pid := range left {
+				syscall.Kill(pid, syscall.SIGKILL) // it may have ended
+			}
+		case time.Now().After(end):
+			s.t.Errorf("host %s still runs processes %v", s.name, left)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// Processes returns whatever was started on the host and goes on: it has the home
+// directory of the host.
+func (s *Server) Processes() []int {
+	var found []int
+	names, err := filepath.Glob("/proc/[0-9]*/environ")
+	require.NoError(s.t, err)
+	for _, name := range names {
+		environ, err := os.ReadFile(name)
+		if err == nil && strings.Contains("\x00"+string(environ), "\x00HOME="+s.Home()+"\x00") {
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
+			require.NoError(s.t, err)
+			found = append(found, pid)
+		}
+	}
+	return found
 }
 
 func (s *Server) path(name string) string { return filepath.Join(s.dir, name) }
@@ -171,18 +209,22 @@ func (s *Server) Stop() {
 		return
 	}
 	s.signal(syscall.SIGSTOP) // so that it makes no more children
-	for _, pid := range s.connections() {
-		syscall.Kill(pid, syscall.SIGKILL) // it may have ended
-	}
+	s.signalConnections(syscall.SIGKILL)
 	s.signal(syscall.SIGKILL)
 	<-s.done
 	s.cmd = nil
 }
 
 // Cut kills the connections and leaves the server.
-func (s *Server) Cut() {
+func (s *Server) Cut() { s.signalConnections(syscall.SIGKILL) }
+
+// Hang has the connections stop in the middle of whatever they do: they stay, and
+// nobody answers.
+func (s *Server) Hang() { s.signalConnections(syscall.SIGSTOP) }
+
+func (s *Server) signalConnections(sig syscall.Signal) {
 	for _, pid := range s.connections() {
-		syscall.Kill(pid, syscall.SIGKILL)
+		syscall.Kill(pid, sig) // it may have ended
 	}
 }
 
