@@ -423,6 +423,39 @@ func TestStartAdoptsAfterRebuild(t *testing.T) {
 	require.NoError(t, a.destroy())
 }
 
+// An agent that is started from all sides at once is one agent.
+func TestStartAtOnceIsOneAgent(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, 1)
+	group := p.group(1)
+	group.Boot.StartSwactorCommand = "sh -c 'echo started >>~/starts; exec sleep 300'"
+	a := newAttempt(t, open(t, p.config()), group)
+	require.NoError(t, a.create(false))
+	var starting sync.WaitGroup
+	errs := make([]error, 6)
+	for i := range errs {
+		other := *a
+		other.b = open(t, p.config())
+		starting.Go(func() { errs[i] = other.start() })
+	}
+	starting.Wait()
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
+	starts := filepath.Join(p.servers[0].Home(), "starts")
+	eventually(t, "the agent", func() bool { _, err := os.Stat(starts); return err == nil })
+	// Those that came too late are gone: agent and parent, once.
+	eventually(t, "the end of the others", func() bool {
+		_, all, err := marked(a.key.Token())
+		require.NoError(t, err)
+		return all == 2
+	})
+	text, err := os.ReadFile(starts)
+	require.NoError(t, err)
+	require.Equal(t, "started\n", string(text))
+	require.NoError(t, a.destroy())
+}
+
 // Two controllers want the last host. One gets it, the other one waits until it is
 // given back.
 func TestTwoControllersAndOneHost(t *testing.T) {
@@ -503,7 +536,9 @@ func TestControllersRace(t *testing.T) {
 func TestLostAnswerIsAdopted(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t, 2)
-	b := open(t, p.config())
+	config := p.config()
+	config.Run = runOf(t)
+	b := open(t, config)
 	for _, restarted := range []bool{false, true} {
 		a := newAttempt(t, b, p.group(1))
 		a.key.Node = provisioning.NewLogicalNodeID("w", map[bool]int{true: 1}[restarted])

@@ -32,7 +32,10 @@ for other in "$dir"/claims/*; do
 		exit 0
 	fi
 done
-printf '%s\n' "$about" >"$try/about" && printf '%s\n' "$cleanup" >"$try/cleanup" || { withdraw; exit 1; }
+printf '%s\n' "$about" >"$try/about" && printf %s "$cleanup" >"$try/cleanup" || {
+	withdraw
+	exit 1
+}
 echo ready
 read -r answer
 if [ "$answer" = go ] && mv "$try" "$h"; then
