@@ -42,6 +42,15 @@ start() {
 			SetEnv HOME=$host/home PATH=$PWD:/usr/local/bin:/usr/bin:/bin
 		END
 		"$sshd" -f "$host/sshd_config" -E "$host/log"
+		tries=0
+		until [ -s "$host/pid" ]; do # which it writes once it listens
+			tries=$((tries + 1))
+			if [ "$tries" -gt 100 ]; then
+				cat "$host/log" >&2
+				exit 1
+			fi
+			sleep 0.1
+		done
 		echo "[127.0.0.1]:$port $(cut -d " " -f 1,2 "$host/host_key.pub")" >>"$dir/known_hosts"
 		cat >>"$dir/hosts.yaml" <<-END
 			  - name: host$i

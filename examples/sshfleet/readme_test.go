@@ -111,6 +111,7 @@ func TestReadmeWalk(t *testing.T) {
 		`converged, 3 of 3 ready`,
 		`(?m)^host[1-3] +held +trainer-0 +1 .* the controller that runs here$`,
 		`generation 2: converged, 2 of 2 ready`,
+		`(?m)^Nothing of .sshfleet is left on the hosts.$`,
 		`(?m)^host[1-4] +held +worker-0 .* a run of here that is over; sshfleet drain ends it$`,
 		`(?m)^host[1-3] +held +trainer-0 +1 .* nobody here remembers it; sshfleet release host[1-3] k[a-z2-7]{26} ends it$`,
 		`(?m)^released: host[1-3] has a claim of trainer-0, attempt 1`,

@@ -152,7 +152,6 @@ func (p *Pool) dial(l *link, h *inventory.Host) {
 		l.err = ErrClosed
 	}
 	if l.err != nil {
-		l.err = fmt.Errorf("sshfleet: host %s: %w", h.Name, l.err)
 		l.failedAt = time.Now()
 	}
 }
@@ -176,6 +175,8 @@ func (p *Pool) Cut(host string) bool {
 
 // Reach connects to a host, if there is no connection.
 func (p *Pool) Reach(ctx context.Context, h *inventory.Host) error {
-	_, err := p.link(ctx, h)
-	return err
+	if _, err := p.link(ctx, h); err != nil {
+		return fmt.Errorf("sshfleet: host %s: %w", h.Name, err)
+	}
+	return nil
 }
