@@ -32,7 +32,7 @@ fence() {
 # prints the group of the agent.
 ours() {
 	if [ -r /proc/self/environ ]; then
-		grep -ls "SWACTOR_CLAIM=$t" /proc/[0-9]*/environ | sed 's,/proc/,,; s,/environ,,'
+		printf '%s\n' /proc/[0-9]*/environ | xargs grep -ls "SWACTOR_CLAIM=$t" | sed 's,/proc/,,; s,/environ,,'
 	elif [ -s "$h/group" ]; then
 		ps -A -o pid= -o pgid= | while read -r pid group; do
 			[ "$group" != "$(cat "$h/group")" ] || echo "$pid"
