@@ -56,6 +56,7 @@ func Start(t testing.TB, name string) *Server {
 	require.NoError(t, err)
 	s := &Server{t: t, dir: t.TempDir(), name: name, user: me.Username}
 	require.NoError(t, os.Mkdir(s.Home(), 0o700))
+	require.NoError(t, os.Mkdir(s.path("bin"), 0o700))
 	s.NewHostKey()
 	s.keyFile("user_key")
 	public, err := os.ReadFile(s.path("user_key.pub"))
@@ -171,8 +172,8 @@ KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 MaxStartups 100
 LogLevel VERBOSE
-SetEnv HOME=%s
-`, s.port, s.path("host_key"), s.path("authorized_keys"), s.Home())), 0o600))
+SetEnv HOME=%s PATH=%s:/usr/local/bin:/usr/bin:/bin
+`, s.port, s.path("host_key"), s.path("authorized_keys"), s.Home(), s.path("bin"))), 0o600))
 	log, err := os.OpenFile(s.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	require.NoError(s.t, err)
 	defer log.Close()
@@ -296,6 +297,32 @@ func (s *Server) hostKey() ssh.PublicKey {
 func (s *Server) Entry() string {
 	return fmt.Sprintf("- {name: %s, host: 127.0.0.1, port: %d, user: %s, key: %s, labels: {disk: fast},\n   hostKey: %q}\n",
 		s.name, s.port, s.user, s.path("user_key"), strings.TrimSpace(string(ssh.MarshalAuthorizedKey(s.hostKey()))))
+}
+
+// CutAfter has the connection cut as soon as a command, such as mv, has done what
+// it does, if its last argument is this one: once.
+func (s *Server) CutAfter(command, last string) {
+	s.t.Helper()
+	program, err := exec.LookPath(command)
+	require.NoError(s.t, err)
+	once := s.path("cut-after-" + command)
+	require.NoError(s.t, os.WriteFile(once, []byte(last), 0o600))
+	// Its parent is the shell of the session, and whose child that is, the
+	// connection.
+	script := fmt.Sprintf(`#!/bin/sh
+%[1]s "$@"
+status=$?
+for last in "$@"; do :; done
+if [ -e %[2]s ] && [ "$last" = "$(cat %[2]s)" ]; then
+	/bin/rm %[2]s
+	read -r pid name state parent rest </proc/$PPID/stat
+	kill -s KILL "$parent" "$PPID"
+fi
+exit "$status"
+`, program, once)
+	draft := s.path("bin/." + command)
+	require.NoError(s.t, os.WriteFile(draft, []byte(script), 0o700))
+	require.NoError(s.t, os.Rename(draft, s.path("bin/"+command)))
 }
 
 // AuthorizedKeys is the file of those that may log in.
