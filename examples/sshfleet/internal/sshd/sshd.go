@@ -268,6 +268,9 @@ func (s *Server) connections() []int {
 // what a person has in his would be run by the shell at each login.
 func (s *Server) Home() string { return s.path("home") }
 
+// Name is what the host is called.
+func (s *Server) Name() string { return s.name }
+
 // Dir is where claims are kept on the host.
 func (s *Server) Dir() string { return filepath.Join(s.Home(), inventory.DefaultDir) }
 
