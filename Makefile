@@ -36,15 +36,21 @@ race: ## test the library under the race detector (needs a C compiler)
 	$(GO) test -race ./...
 	cd internal/histories && $(GO) test -race ./...
 
-# The fleet has a target of its own, with its page in a real browser.
+# The fleets have targets of their own: one has its page tested in a real browser,
+# the other one needs a real SSH server.
 .PHONY: examples
-examples: ## test the modules with a go.mod of their own, but for the fleet
-	@for dir in $(filter-out examples/localfleet,$(NESTED)); do echo "== $$dir"; (cd "$$dir" && $(GO) vet ./... && $(GO) test ./...); done
+examples: ## test the modules with a go.mod of their own, but for the fleets
+	@for dir in $(filter-out examples/localfleet examples/sshfleet,$(NESTED)); do echo "== $$dir"; (cd "$$dir" && $(GO) vet ./... && $(GO) test ./...); done
 
 .PHONY: fleet-test
 fleet-test: ## test the fleet of real processes (needs chromium for its page)
 	@command -v chromium >/dev/null || { echo "the page is tested in a browser: install Debian's package chromium"; exit 1; }
 	cd examples/localfleet && $(GO) vet -tags chromium ./... && $(GO) test -tags chromium ./...
+
+.PHONY: ssh-test
+ssh-test: ## test the fleet of hosts that one has (needs OpenSSH's server)
+	@test -x /usr/sbin/sshd || { echo "the hosts are OpenSSH servers: install Debian's package openssh-server"; exit 1; }
+	cd examples/sshfleet && $(GO) vet ./... && $(GO) test ./...
 
 .PHONY: lint
 lint: ## gofmt, go mod tidy, go vet and staticcheck, over every module

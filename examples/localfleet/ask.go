@@ -7,11 +7,11 @@ import (
 	"time"
 
 	"github.com/swactor/provisioning"
+	"github.com/swactor/provisioning/examples/localfleet/control"
 	"github.com/swactor/provisioning/examples/localfleet/internal/chaos"
-	"github.com/swactor/provisioning/examples/localfleet/internal/control"
-	"github.com/swactor/provisioning/examples/localfleet/internal/runs"
-	"github.com/swactor/provisioning/examples/localfleet/internal/shapefile"
-	"github.com/swactor/provisioning/examples/localfleet/internal/view"
+	"github.com/swactor/provisioning/examples/localfleet/runs"
+	"github.com/swactor/provisioning/examples/localfleet/shapefile"
+	"github.com/swactor/provisioning/examples/localfleet/view"
 )
 
 // showStatus is the command status.
@@ -74,44 +74,12 @@ func plan(c *command, args []string) error {
 			return err
 		}
 		fmt.Fprintln(c.out, "No controller is running: this is what a first pass would do.")
-		p = planOf(driver.Plan(time.Now()), driver.Snapshot())
+		p = control.PlanOf(driver.Plan(time.Now()), driver.Snapshot())
 	} else if err != nil {
 		return err
 	}
-	fmt.Fprintf(c.out, "The next pass towards generation %d: %d steps, %d slots wait or are as wished.\n", p.Generation, len(p.Steps), p.Waiting)
-	for _, step := range p.Steps {
-		text := fmt.Sprintf("%s (%s: %s)", step.What, step.Rule, step.Why)
-		if step.Fault != "" {
-			text = "cannot go on: " + step.Fault
-		}
-		fmt.Fprintln(c.out, view.Printable(fmt.Sprintf("%-16s %s", step.Node, text)))
-	}
+	view.Plan(c.out, p)
 	return nil
-}
-
-func planOf(p provisioning.Plan, observed *provisioning.ClusterState) control.Plan {
-	out := control.Plan{Generation: p.ObservedGeneration, Steps: []control.Step{}, Waiting: observed.Len()}
-	counted := func(node provisioning.LogicalNodeID) {
-		if _, ok := observed.Node(node); ok {
-			out.Waiting--
-		}
-	}
-	for _, a := range p.Actions {
-		counted(a.Node)
-		what := a.Kind.String()
-		if a.Kind == provisioning.Dispatch {
-			what = a.Operation.String()
-		}
-		if a.NewAttempt != 0 {
-			what = fmt.Sprintf("%s attempt %d", what, a.NewAttempt)
-		}
-		out.Steps = append(out.Steps, control.Step{Node: string(a.Node), What: what, Rule: a.Rule.String(), Why: a.Rule.Why})
-	}
-	for _, f := range p.Faults {
-		counted(f.Node)
-		out.Steps = append(out.Steps, control.Step{Node: string(f.Node), Rule: f.Rule.String(), Why: f.Rule.Why, Fault: f.Err.Error()})
-	}
-	return out
 }
 
 // makeChaos is the command chaos.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -24,11 +25,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/swactor/provisioning/examples/localfleet/control"
 	"github.com/swactor/provisioning/examples/localfleet/internal/child"
-	"github.com/swactor/provisioning/examples/localfleet/internal/control"
-	"github.com/swactor/provisioning/examples/localfleet/internal/leftover"
-	"github.com/swactor/provisioning/examples/localfleet/internal/runs"
-	"github.com/swactor/provisioning/examples/localfleet/internal/status"
+	"github.com/swactor/provisioning/examples/localfleet/leftover"
+	"github.com/swactor/provisioning/examples/localfleet/runs"
+	"github.com/swactor/provisioning/examples/localfleet/status"
 )
 
 // asProgram makes the test program be this program.
@@ -104,10 +105,16 @@ func (p *place) find(name, word string) map[int]string {
 }
 
 // machines lists the numbers and command lines of all machines of this place, by
-// asking the system.
+// asking the system. A machine heads a process group; in a group of another's
+// there is what a machine has just forked, which looks like it until its exec.
 func (p *place) machines() map[int]string {
 	p.t.Helper()
-	return p.find("cmdline", " machine "+p.dir+"/machines/")
+	found := p.find("cmdline", " machine "+p.dir+"/machines/")
+	maps.DeleteFunc(found, func(pid int, _ string) bool {
+		group, err := syscall.Getpgid(pid)
+		return err != nil || group != pid
+	})
+	return found
 }
 
 // agents counts the living agents of a run, the same way.
@@ -300,12 +307,12 @@ func TestLifeOfAFleet(t *testing.T) {
 	require.Regexp(t, `(?s)^worker-1: ready \[R11 steady\].*image +v1\n.*endpoint +127\.0\.0\.1:\d+\n.*agent +swactor-`, p.ok("explain", "worker-1"))
 	_, errs, code := p.do("explain", "worker-3")
 	require.Equal(t, exitFailed, code)
-	require.Equal(t, "localfleet: there is no slot \"worker-3\"\n", errs)
+	require.Equal(t, "fleet: there is no slot \"worker-3\"\n", errs)
 	require.Contains(t, p.ok("plan"), "The next pass towards generation 1: 0 steps, 5 slots wait or are as wished.")
 
 	_, errs, code = p.do("up", "-shape", p.shape)
 	require.Equal(t, exitFailed, code)
-	require.Equal(t, "localfleet: a controller is running in this directory: "+p.dir+"\n", errs)
+	require.Equal(t, "fleet: a controller is running in this directory: "+p.dir+"\n", errs)
 
 	// What an edit would do, and then does.
 	other := filepath.Join(filepath.Dir(p.shape), "other.json")
@@ -333,7 +340,7 @@ func TestLifeOfAFleet(t *testing.T) {
 	require.Empty(t, records)
 	_, errs, code = p.do("status")
 	require.Equal(t, exitFailed, code)
-	require.Equal(t, "localfleet: no controller is running in this directory\n", errs)
+	require.Equal(t, "fleet: no controller is running in this directory\n", errs)
 }
 
 var pageAt = regexp.MustCompile(`page at (http://\S+)`)
@@ -581,7 +588,7 @@ func TestPlanNeedsNoController(t *testing.T) {
 		p.ok("plan", "-shape", p.shape))
 	_, errs, code := p.do("plan")
 	require.Equal(t, exitFailed, code)
-	require.Equal(t, "localfleet: no controller is running in this directory\n", errs)
+	require.Equal(t, "fleet: no controller is running in this directory\n", errs)
 	require.NoDirExists(t, p.dir)
 }
 
@@ -618,7 +625,7 @@ func TestWrongUsage(t *testing.T) {
 	p.write(wish())
 	_, errs, code := p.do("up", "-shape", p.shape, "-http", "0.0.0.0:0")
 	require.Equal(t, exitFailed, code)
-	require.Equal(t, "localfleet: the address is not one of loopback: 0.0.0.0:0; -http-public allows it\n", errs)
+	require.Equal(t, "fleet: the address is not one of loopback: 0.0.0.0:0; -http-public allows it\n", errs)
 	records, err := runs.Dir(p.dir).List()
 	require.NoError(t, err)
 	require.Empty(t, records)

@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"github.com/swactor/provisioning"
+	"github.com/swactor/provisioning/examples/localfleet/control"
 	"github.com/swactor/provisioning/examples/localfleet/internal/backend"
-	"github.com/swactor/provisioning/examples/localfleet/internal/control"
 	"github.com/swactor/provisioning/examples/localfleet/internal/process"
-	"github.com/swactor/provisioning/examples/localfleet/internal/runs"
+	"github.com/swactor/provisioning/examples/localfleet/runs"
 )
 
 const (

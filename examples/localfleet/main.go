@@ -13,7 +13,7 @@ import (
 	"syscall"
 
 	"github.com/swactor/provisioning/examples/localfleet/internal/child"
-	"github.com/swactor/provisioning/examples/localfleet/internal/view"
+	"github.com/swactor/provisioning/examples/localfleet/view"
 )
 
 const usage = `usage: localfleet COMMAND [flags]

@@ -41,19 +41,19 @@ func TestReadmeNamesEveryField(t *testing.T) {
 // The metrics in the code and those in the README are the same, with their
 // labels.
 func TestReadmeNamesEveryMetric(t *testing.T) {
-	code, err := os.ReadFile("internal/status/metrics.go")
+	code, err := os.ReadFile("status/metrics.go")
 	require.NoError(t, err)
 	labels := make(map[string]string)
-	for _, found := range regexp.MustCompile(`m\.(?:family|single)\("(localfleet_\w+)"`).FindAllStringSubmatch(string(code), -1) {
-		labels[found[1]] = ""
+	for _, found := range regexp.MustCompile(`m\.(?:family|single)\("(\w+)"`).FindAllStringSubmatch(string(code), -1) {
+		labels["localfleet_"+found[1]] = ""
 	}
 	require.NotEmpty(t, labels)
-	for _, found := range regexp.MustCompile(`m\.sample\("(localfleet_\w+)", [^"\n]*((?:, "\w+", [^"\n]+)+)\)`).FindAllStringSubmatch(string(code), -1) {
+	for _, found := range regexp.MustCompile(`m\.sample\("(\w+)", [^"\n]*((?:, "\w+", [^"\n]+)+)\)`).FindAllStringSubmatch(string(code), -1) {
 		var names []string
 		for _, label := range regexp.MustCompile(`"(\w+)", `).FindAllStringSubmatch(found[2], -1) {
 			names = append(names, label[1])
 		}
-		labels[found[1]] = "{" + strings.Join(names, ",") + "}"
+		labels["localfleet_"+found[1]] = "{" + strings.Join(names, ",") + "}"
 	}
 	labels["localfleet_observations_total"], labels["localfleet_reloads_total"] = "{result}", "{result}" // literal values
 	documented := make(map[string]string)

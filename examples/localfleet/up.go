@@ -5,26 +5,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"sync"
 	"time"
 
 	"github.com/swactor/provisioning"
+	"github.com/swactor/provisioning/examples/localfleet/control"
 	"github.com/swactor/provisioning/examples/localfleet/internal/backend"
 	"github.com/swactor/provisioning/examples/localfleet/internal/chaos"
-	"github.com/swactor/provisioning/examples/localfleet/internal/control"
-	"github.com/swactor/provisioning/examples/localfleet/internal/runs"
-	"github.com/swactor/provisioning/examples/localfleet/internal/shapefile"
-	"github.com/swactor/provisioning/examples/localfleet/internal/status"
-	"github.com/swactor/provisioning/examples/localfleet/internal/view"
+	"github.com/swactor/provisioning/examples/localfleet/runs"
+	"github.com/swactor/provisioning/examples/localfleet/shapefile"
+	"github.com/swactor/provisioning/examples/localfleet/status"
+	"github.com/swactor/provisioning/examples/localfleet/view"
 )
 
 const (
-	// lookEvery is how often the shape file is looked at, drawEvery how often
-	// the table is drawn at most.
+	// lookEvery is how often the shape file is looked at.
 	lookEvery = 250 * time.Millisecond
-	drawEvery = 100 * time.Millisecond
 	// closeTimeout bounds the goodbye to pages and commands.
 	closeTimeout = 2 * time.Second
 )
@@ -86,7 +83,7 @@ func up(c *command, args []string) (err error) {
 		return err
 	}
 	ctl := &controller{
-		Fleet:   &status.Fleet{Journal: new(status.Journal), Run: record.Run, Began: record.BeganAt},
+		Fleet:   &status.Fleet{Name: "localfleet", Journal: new(status.Journal), Run: record.Run, Began: record.BeganAt},
 		backend: b, path: *shape, drains: make(chan struct{}),
 		wish: provisioning.ClusterShape{RunID: record.Run, Generation: 1, Groups: groups},
 	}
@@ -119,10 +116,10 @@ func up(c *command, args []string) (err error) {
 
 	var showed func() // ends the showing
 	if !*lines && view.IsTerminal(c.out) {
-		showed = showTable(c.out, ctl.Fleet, intro+"   Ctrl-C stops driving, the machines go on")
+		showed = view.ShowTable(c.out, ctl.Fleet, intro+"   Ctrl-C stops driving, the machines go on")
 	} else {
 		fmt.Fprintln(c.out, intro)
-		showed = showLines(c.out, ctl.Journal)
+		showed = view.ShowLines(c.out, ctl.Journal)
 	}
 	for _, l := range left {
 		ctl.Journal.Note(status.Bad, "%s; localfleet drain gives them back", l)
@@ -249,7 +246,7 @@ func (ctl *controller) Plan(groups []provisioning.NodeGroupSpec) (control.Plan, 
 	driver := ctl.Host.Driver()
 	now := time.Now()
 	if groups == nil {
-		return planOf(driver.Plan(now), driver.Snapshot()), nil
+		return control.PlanOf(driver.Plan(now), driver.Snapshot()), nil
 	}
 	next.Groups = groups
 	next.Generation++
@@ -258,7 +255,7 @@ func (ctl *controller) Plan(groups []provisioning.NodeGroupSpec) (control.Plan, 
 		return control.Plan{}, err
 	}
 	observed := driver.Snapshot()
-	return planOf(provisioning.Decide(observed, desired, driver.Clock(now)), observed), nil
+	return control.PlanOf(provisioning.Decide(observed, desired, driver.Clock(now)), observed), nil
 }
 
 func (ctl *controller) Drain() { ctl.once.Do(func() { close(ctl.drains) }) }
@@ -279,56 +276,4 @@ func bounded(closing func(context.Context) error) error {
 		return err
 	}
 	return nil
-}
-
-// showTable draws the table until the function it returns is called.
-func showTable(out *os.File, fleet *status.Fleet, note string) (end func()) {
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	table := view.NewTable(out)
-	table.Note = note
-	go func() {
-		defer close(stopped)
-		defer table.Close()
-		ticker := time.NewTicker(drawEvery) // there are countdowns in the picture
-		defer ticker.Stop()
-		for {
-			table.Draw(fleet.Status())
-			select {
-			case <-ticker.C:
-			case <-stop:
-				return
-			}
-		}
-	}()
-	return func() { close(stop); <-stopped }
-}
-
-// showLines prints events until the function it returns is called. It never
-// holds up the driver, whose events they are: what a slow reader does not take
-// is left out, and counted.
-func showLines(out io.Writer, journal *status.Journal) (end func()) {
-	lines, printed := make(chan string, 1024), make(chan struct{})
-	go func() {
-		defer close(printed)
-		for line := range lines {
-			fmt.Fprintln(out, line)
-		}
-	}()
-	leftOut := 0
-	journal.Follow(func(e status.Event) {
-		if leftOut > 0 && len(lines) < cap(lines)-1 {
-			lines <- fmt.Sprintf("%d lines were left out: nobody read them", leftOut)
-			leftOut = 0
-		}
-		select {
-		case lines <- view.Line(e):
-		default:
-			leftOut++
-		}
-	})
-	return func() {
-		journal.Follow(nil)
-		close(lines)
-		<-printed
-	}
 }

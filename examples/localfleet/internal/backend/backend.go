@@ -20,11 +20,11 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/swactor/provisioning"
-	"github.com/swactor/provisioning/examples/localfleet/internal/atomicfile"
+	"github.com/swactor/provisioning/examples/localfleet/atomicfile"
 	"github.com/swactor/provisioning/examples/localfleet/internal/bootstrap"
-	"github.com/swactor/provisioning/examples/localfleet/internal/join"
 	"github.com/swactor/provisioning/examples/localfleet/internal/process"
-	"github.com/swactor/provisioning/examples/localfleet/internal/remote"
+	"github.com/swactor/provisioning/examples/localfleet/join"
+	"github.com/swactor/provisioning/examples/localfleet/remote"
 )
 
 const (
@@ -352,7 +352,7 @@ func (b *Backend) StartBootstrap(ctx context.Context, req provisioning.StartBoot
 	}
 	stream, err := bootstrap.Start(ctx, bootstrap.Job{
 		SSH:    b.config.SSH,
-		Target: remote.Target{Endpoint: req.Endpoint, User: m.User, HostKey: m.HostKey},
+		Target: remote.Target{Endpoint: req.Endpoint, User: m.User, HostKeys: []ssh.PublicKey{m.HostKey}},
 		Key:    req.Key, Spec: req.Spec, Token: token, Sink: req.Sink, OnLine: b.config.OnLine,
 		JoinAddress: cmp.Or(req.Spec.SwarmJoin.OrchSwactorAddr, b.JoinAddr()),
 	})
@@ -438,7 +438,7 @@ func (b *Backend) CancelBootstrap(ctx context.Context, req provisioning.CancelBo
 		return err
 	}
 	defer giveBack()
-	return bootstrap.Cancel(ctx, b.config.SSH, remote.Target{Endpoint: *m.Endpoint, User: m.User, HostKey: m.HostKey}, req.Session)
+	return bootstrap.Cancel(ctx, b.config.SSH, remote.Target{Endpoint: *m.Endpoint, User: m.User, HostKeys: []ssh.PublicKey{m.HostKey}}, req.Session)
 }
 
 // DestroyLease kills the machine and returns once nothing is left of it (B6).

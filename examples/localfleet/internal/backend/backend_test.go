@@ -21,10 +21,10 @@ import (
 	"github.com/swactor/provisioning"
 	"github.com/swactor/provisioning/examples/localfleet/internal/bootstrap"
 	"github.com/swactor/provisioning/examples/localfleet/internal/child"
-	"github.com/swactor/provisioning/examples/localfleet/internal/join"
-	"github.com/swactor/provisioning/examples/localfleet/internal/leftover"
 	"github.com/swactor/provisioning/examples/localfleet/internal/osproc"
 	"github.com/swactor/provisioning/examples/localfleet/internal/process"
+	"github.com/swactor/provisioning/examples/localfleet/join"
+	"github.com/swactor/provisioning/examples/localfleet/leftover"
 )
 
 func TestMain(m *testing.M) {

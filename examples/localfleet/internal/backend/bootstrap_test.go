@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,13 +19,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/swactor/provisioning"
-	"github.com/swactor/provisioning/examples/localfleet/internal/atomicfile"
+	"github.com/swactor/provisioning/examples/localfleet/atomicfile"
 	"github.com/swactor/provisioning/examples/localfleet/internal/bootstrap"
-	"github.com/swactor/provisioning/examples/localfleet/internal/join"
 	"github.com/swactor/provisioning/examples/localfleet/internal/machine"
 	"github.com/swactor/provisioning/examples/localfleet/internal/osproc"
 	"github.com/swactor/provisioning/examples/localfleet/internal/process"
-	"github.com/swactor/provisioning/examples/localfleet/internal/remote"
+	"github.com/swactor/provisioning/examples/localfleet/join"
+	"github.com/swactor/provisioning/examples/localfleet/remote"
 )
 
 // onceHung hangs when it is run first and passes when it is run again.
@@ -37,12 +38,30 @@ func (a *attempt) awaitFile(name string) {
 }
 
 func running(pid int) bool {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	state := stateIn(fmt.Sprintf("/proc/%d/stat", pid))
+	return state != "" && state != "Z" && state != "X"
+}
+
+// stateIn returns the state of a process or thread, "" if it is gone.
+func stateIn(stat string) string {
+	text, err := os.ReadFile(stat)
 	if err != nil {
-		return false
+		return ""
 	}
-	state := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))[0]
-	return state != "Z" && state != "X"
+	return strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))[0]
+}
+
+// stop stops a process and waits until all of its threads have: only one of them
+// gets the signal, and until it has a processor the others go on.
+func stop(t *testing.T, pid int) {
+	t.Helper()
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	eventually(t, "all threads stop", func() bool {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		require.NoError(t, err)
+		require.NotEmpty(t, threads)
+		return !slices.ContainsFunc(threads, func(stat string) bool { state := stateIn(stat); return state != "" && state != "T" })
+	})
 }
 
 func TestStartTwiceIsOneAgent(t *testing.T) {
@@ -323,7 +342,7 @@ func TestConnectTimeout(t *testing.T) {
 	b := open(t, config)
 	a := newAttempt(t, b, 1, provisioning.BootSpec{})
 	a.rent()
-	require.NoError(t, syscall.Kill(a.machine().PID, syscall.SIGSTOP))
+	stop(t, a.machine().PID)
 	err := a.start(soon(t))
 	require.Equal(t, provisioning.ClassNotStarted, class(provisioning.StartBootstrap, err))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -338,7 +357,7 @@ func TestAgentEndsEarly(t *testing.T) {
 		"env SWACTOR_JOIN_TOKEN_FILE=/dev/null localfleet agent": "SwactorJoinFailed: the agent ended with status 3: " + join.ErrRefused.Error(),
 		"env SWACTOR_NODE=w-7 localfleet agent":                  "SwactorJoinFailed: the agent ended with status 3: " + join.ErrRefused.Error(),
 		"env SWACTOR_ATTEMPT=7 localfleet agent":                 "SwactorJoinFailed: the agent ended with status 3: " + join.ErrRefused.Error(),
-		"env SWACTOR_ATTEMPT=x localfleet agent":                 "StartFailed: the agent ended with status 2: localfleet: SWACTOR_ATTEMPT",
+		"env SWACTOR_ATTEMPT=x localfleet agent":                 "StartFailed: the agent ended with status 2: fleet: SWACTOR_ATTEMPT",
 	} {
 		t.Run(command, func(t *testing.T) {
 			b := open(t, quick(t.TempDir()))

@@ -12,8 +12,8 @@ import (
 	"strings"
 
 	"github.com/swactor/provisioning"
-	"github.com/swactor/provisioning/examples/localfleet/internal/agent"
-	"github.com/swactor/provisioning/examples/localfleet/internal/remote"
+	"github.com/swactor/provisioning/examples/localfleet/agent"
+	"github.com/swactor/provisioning/examples/localfleet/remote"
 )
 
 // DefaultCommand is started where a shape names no StartSwactorCommand: the

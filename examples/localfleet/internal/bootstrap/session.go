@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/swactor/provisioning"
-	"github.com/swactor/provisioning/examples/localfleet/internal/agent"
-	"github.com/swactor/provisioning/examples/localfleet/internal/remote"
+	"github.com/swactor/provisioning/examples/localfleet/agent"
+	"github.com/swactor/provisioning/examples/localfleet/remote"
 )
 
 // DefaultProgress is how often line numbers are reported at most.
@@ -158,7 +158,7 @@ func (s *Stream) follow(ctx context.Context) {
 		running.Go(func() {
 			// Its end is that of the connection, or a broken tail: then
 			// the lines stay away, and nothing else.
-			s.conn.Lines(ctx, command, func(text string) {
+			s.conn.Lines(ctx, command, nil, func(text string) {
 				n := s.lines[i].Add(1)
 				if j.OnLine != nil {
 					j.OnLine(Line{Key: j.Key, Stderr: i == 1, Number: n, Text: text})
@@ -167,7 +167,7 @@ func (s *Stream) follow(ctx context.Context) {
 				case changed <- struct{}{}:
 				default:
 				}
-			})
+			}, nil)
 		})
 	}
 	ended := make(chan string, 1)

@@ -14,9 +14,9 @@ import (
 	"github.com/swactor/provisioning"
 	"github.com/swactor/provisioning/examples/localfleet/internal/backend"
 	"github.com/swactor/provisioning/examples/localfleet/internal/child"
-	"github.com/swactor/provisioning/examples/localfleet/internal/leftover"
 	"github.com/swactor/provisioning/examples/localfleet/internal/osproc"
 	"github.com/swactor/provisioning/examples/localfleet/internal/process"
+	"github.com/swactor/provisioning/examples/localfleet/leftover"
 )
 
 func TestMain(m *testing.M) {

@@ -10,7 +10,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/swactor/provisioning/examples/localfleet/internal/agent"
+	"github.com/swactor/provisioning/examples/localfleet/agent"
 	"github.com/swactor/provisioning/examples/localfleet/internal/machine"
 )
 

@@ -25,12 +25,12 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/swactor/provisioning"
-	"github.com/swactor/provisioning/examples/localfleet/internal/atomicfile"
+	"github.com/swactor/provisioning/examples/localfleet/atomicfile"
 	"github.com/swactor/provisioning/examples/localfleet/internal/child"
-	"github.com/swactor/provisioning/examples/localfleet/internal/leftover"
 	"github.com/swactor/provisioning/examples/localfleet/internal/machine"
 	"github.com/swactor/provisioning/examples/localfleet/internal/osproc"
-	"github.com/swactor/provisioning/examples/localfleet/internal/remote"
+	"github.com/swactor/provisioning/examples/localfleet/leftover"
+	"github.com/swactor/provisioning/examples/localfleet/remote"
 )
 
 // controllerVariable makes the test program a controller that rents the machine
@@ -121,7 +121,7 @@ func connect(t *testing.T, p *Provider, key provisioning.ExternalKey) *remote.Co
 	})
 	m, err := p.Find(key)
 	require.NoError(t, err)
-	conn, err := remote.Dial(within(t), remote.Config{Key: signer}, remote.Target{Endpoint: *endpoint, User: m.User, HostKey: m.HostKey})
+	conn, err := remote.Dial(within(t), remote.Config{Key: signer}, remote.Target{Endpoint: *endpoint, User: m.User, HostKeys: []ssh.PublicKey{m.HostKey}})
 	require.NoError(t, err)
 	t.Cleanup(conn.Close)
 	return conn

@@ -38,7 +38,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/swactor/provisioning"
-	"github.com/swactor/provisioning/examples/localfleet/internal/atomicfile"
+	"github.com/swactor/provisioning/examples/localfleet/atomicfile"
 	"github.com/swactor/provisioning/examples/localfleet/internal/machine"
 	"github.com/swactor/provisioning/examples/localfleet/internal/osproc"
 )

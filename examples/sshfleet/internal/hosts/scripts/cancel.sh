@@ -1,0 +1,6 @@
+# Ends the agent of the claim, and sees to it that none is started later.
+if [ -d "$h" ]; then
+	: >"$h/cancelled"
+	mkdir "$h/lock" 2>/dev/null || stop
+fi
+echo cancelled

@@ -1,0 +1,25 @@
+# Ends the claim: first for good, so that nobody makes it again, then what runs
+# under it, then what it leaves behind, and at last itself.
+if [ ! -d "$c" ]; then
+	echo gone
+	exit 0
+fi
+mkdir -p "$spent" || exit
+fence
+if [ -d "$h" ]; then
+	stop
+	if [ "$clean" = yes ] && [ -s "$h/cleanup" ] && [ ! -e "$h/cleaned" ]; then
+		# Marked: who ends this claim again ends the clean-up too, and begins anew.
+		if (cd "$h/work" && exec env SWACTOR_CLAIM="$t" sh "$h/cleanup") </dev/null >"$h/cleanup.out" 2>&1; then
+			: >"$h/cleaned"
+		else
+			echo "failed with status $?: $(tail -n 1 "$h/cleanup.out")"
+			exit 0
+		fi
+		stop
+	fi
+fi
+rm -rf "$c" || exit
+# Nobody asks about a token after so long.
+find "$dir/spent/." ! -name . -prune -mtime +30 -exec rmdir {} \; 2>/dev/null
+echo gone

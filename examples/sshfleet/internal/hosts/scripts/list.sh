@@ -1,0 +1,12 @@
+# Lists all claims of this host.
+for c in "$dir"/claims/*; do
+	[ -d "$c" ] || continue
+	t=${c##*/}
+	state=trying
+	[ ! -d "$c/held" ] || state=held
+	[ ! -d "$dir/spent/$t" ] || state=ending
+	about=
+	[ ! -r "$c/held/about" ] || read -r about <"$c/held/about"
+	printf '%s %s %s\n' "$t" "$state" "$about"
+done
+echo end

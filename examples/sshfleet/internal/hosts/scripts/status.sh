@@ -1,0 +1,2 @@
+# Prints the exit status of the agent.
+cat "$h/exit"

@@ -1,0 +1,326 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/swactor/provisioning"
+	"github.com/swactor/provisioning/examples/localfleet/atomicfile"
+	"github.com/swactor/provisioning/examples/localfleet/control"
+	"github.com/swactor/provisioning/examples/localfleet/runs"
+	"github.com/swactor/provisioning/examples/localfleet/shapefile"
+	"github.com/swactor/provisioning/examples/localfleet/status"
+	"github.com/swactor/provisioning/examples/localfleet/view"
+	"github.com/swactor/provisioning/examples/sshfleet/internal/backend"
+	"github.com/swactor/provisioning/examples/sshfleet/internal/inventory"
+)
+
+const (
+	// lookEvery is how often the shape file is looked at.
+	lookEvery = 250 * time.Millisecond
+	// closeTimeout bounds the goodbye to pages and commands.
+	closeTimeout = 2 * time.Second
+	// commandTimeout bounds the verify commands of a host together, and its
+	// clean-up command.
+	commandTimeout = 10 * time.Minute
+	// lookTimeout bounds the look for what earlier runs have left.
+	lookTimeout = 30 * time.Second
+)
+
+// policy is that of machines which are there already: a claim is quick, and a
+// host that does not answer may do so in a moment. What takes its time are the
+// commands of a shape.
+var policy = provisioning.RetryPolicy{
+	InitialDelay: time.Second, MaxDelay: 30 * time.Second, Jitter: 0.3, OperationTimeout: time.Minute,
+	OperationTimeouts: map[provisioning.OperationKind]time.Duration{
+		provisioning.StartBootstrap: commandTimeout, provisioning.DestroyLease: commandTimeout,
+	},
+	EndpointTimeout: time.Minute, BootstrapTimeout: 2 * commandTimeout,
+}
+
+// controller drives one run.
+type controller struct {
+	*status.Fleet
+	path   string // of the shape file
+	drains chan struct{}
+	once   sync.Once
+
+	mu    sync.Mutex
+	wish  provisioning.ClusterShape // the accepted one
+	ended error                     // why nothing is driven any more
+}
+
+func up(c *command, args []string) (err error) {
+	hostFile := c.inventory()
+	shape := c.flags.String("shape", "fleet.yaml", "the `FILE` with the wish, YAML or .json; it is read again when it changes")
+	joinAt := c.flags.String("join", "127.0.0.1:0", "take joins at `ADDR`")
+	advertise := c.flags.String("advertise", "", "the same `ADDR` as hosts reach it, if it is another")
+	page := c.flags.String("http", "", "serve the status page at `ADDR`, such as :8080; without a host it is one of loopback")
+	public := c.flags.Bool("http-public", false, "let -http serve other computers too; whoever reaches the page needs no password")
+	lines := c.flags.Bool("plain", false, "print lines also on a terminal")
+	inFlight := c.flags.Int("max-in-flight", 16, "calls in flight at once; 0 is no limit")
+	if _, err := c.parse(args, 0); err != nil {
+		return err
+	}
+	hosts, err := inventory.Read(*hostFile)
+	if err != nil {
+		return err
+	}
+	watcher, groups, err := shapefile.Watch(*shape)
+	if err != nil {
+		return err
+	}
+	dir := runs.Dir(c.dir)
+	lock, err := await(context.Background(), dir, lockTimeout)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	secrets, err := makeSecrets(c.dir)
+	if err != nil {
+		return err
+	}
+
+	// On record before the first create: whatever happens from here on, drain
+	// finds the claims of this run.
+	record, err := dir.Begin()
+	if err != nil {
+		return err
+	}
+	begun := false
+	defer func() {
+		if !begun {
+			err = errors.Join(err, dir.Forget(record.Run))
+		}
+	}()
+	b, err := backend.Open(backend.Config{Hosts: hosts, Secrets: secrets, Run: record.Run, JoinAddress: *joinAt, Advertise: *advertise})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	ctl := &controller{
+		Fleet: &status.Fleet{Name: "sshfleet", Journal: new(status.Journal), Run: record.Run, Began: record.BeganAt},
+		path:  *shape, drains: make(chan struct{}),
+		wish: provisioning.ClusterShape{RunID: record.Run, Generation: 1, Groups: groups},
+	}
+	ctl.Ended = ctl.why
+	ctl.Journal.Loaded(*shape)
+	ctl.Host, err = provisioning.NewHost(provisioning.HostConfig{
+		Shape: ctl.wish, Backend: b, Retry: policy, MaxInFlight: *inFlight, MaxNodes: shapefile.MaxNodes,
+		OnEvent: ctl.Journal.OnEvent,
+	})
+	if err != nil {
+		return err
+	}
+
+	intro := fmt.Sprintf("run %s in %s, agents join at %s", record.Run, c.dir, b.JoinAddr())
+	if *page != "" {
+		server, err := status.Serve(*page, *public, ctl.Fleet)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, bounded(server.Close)) }()
+		intro += ", page at " + server.URL()
+	}
+	commands, err := control.Serve(c.dir, ctl)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, bounded(commands.Close)) }()
+
+	var showed func() // ends the showing
+	if !*lines && view.IsTerminal(c.out) {
+		showed = view.ShowTable(c.out, ctl.Fleet, intro+"   Ctrl-C stops driving, the agents go on")
+	} else {
+		fmt.Fprintln(c.out, intro)
+		showed = view.ShowLines(c.out, ctl.Journal)
+	}
+	if onlyHere(b.JoinAddr()) && slices.ContainsFunc(hosts, func(h *inventory.Host) bool { return !onlyHere(h.Endpoint.String()) }) {
+		ctl.Journal.Note(status.Bad, "agents of other computers cannot join at %s: see -join and -advertise", b.JoinAddr())
+	}
+	looking, stop := context.WithTimeout(context.Background(), lookTimeout)
+	var looked sync.WaitGroup
+	looked.Go(func() { // it may take as long as the slowest host does
+		for _, found := range findClaims(looking, b.Pool(), hosts) {
+			if found.err == nil && found.claim.About.Run != record.Run {
+				ctl.Journal.Note(status.Bad, "%s; sshfleet claims tells more", found)
+			}
+		}
+	})
+	begun = true
+	driveErr := ctl.drive(c, watcher, func() { stop(); looked.Wait(); showed() })
+	return errors.Join(driveErr, ctl.goodbye(c, dir))
+}
+
+// onlyHere reports whether an address means this computer and no other.
+func onlyHere(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	ip := net.ParseIP(host)
+	return err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
+}
+
+// makeSecrets returns the directory of secrets, with a join token in it.
+func makeSecrets(dir string) (string, error) {
+	secrets := filepath.Join(dir, "secrets")
+	if err := os.MkdirAll(secrets, 0o700); err != nil {
+		return "", err
+	}
+	err := atomicfile.Create(filepath.Join(secrets, backend.DefaultTokenRef), []byte(rand.Text()+rand.Text()+"\n"))
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	return secrets, nil
+}
+
+// drive drives until it is interrupted, everything is drained, or the library
+// gives up, then ends the showing and closes the host.
+func (ctl *controller) drive(c *command, watcher *shapefile.Watcher, showed func()) error {
+	ctx, stop := context.WithCancelCause(context.Background())
+	defer stop(nil)
+	ran := make(chan error, 1)
+	go func() { ran <- ctl.Host.Run(ctx) }()
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	drains, drained := ctl.drains, make(chan error, 1)
+	var cause, err error // why it ends, and whether that is a failure
+	for cause == nil {
+		select {
+		case <-look.C:
+			ctl.reload(watcher)
+		case <-drains:
+			drains = nil
+			go func() { drained <- ctl.Host.Drain(ctx) }()
+		case err = <-drained:
+			cause = cmp.Or(err, errDrained)
+		case err = <-ran: // by itself: it holds something, or has driven to no avail
+			cause = cmp.Or(err, errLoopEnded)
+			err = cause
+			ran <- nil
+		case s := <-c.interrupts:
+			cause = fmt.Errorf("%v", s)
+			go ctl.leaveAtOnce(c)
+		}
+	}
+	ctl.end(cause)
+	stop(cause)
+	showed()
+	fmt.Fprintf(c.errs, "%v: stopping\n", cause)
+	<-ran
+	_, closeErr := ctl.Host.Close(context.Background()) // its ctx is leaveAtOnce
+	return errors.Join(err, closeErr)
+}
+
+var (
+	errDrained   = errors.New("everything is given back")
+	errLoopEnded = errors.New("sshfleet: the loop has ended")
+)
+
+// leaveAtOnce ends the program at the next interrupt, whatever it waits for.
+// The run is on record.
+func (ctl *controller) leaveAtOnce(c *command) {
+	<-c.interrupts
+	fmt.Fprintf(c.errs, "Left at once. What run %s holds goes on; give it back with: sshfleet drain -dir %s\n", ctl.Run, c.dir)
+	os.Exit(exitAtOnce)
+}
+
+// reload offers what the file says now. The generation is not in the file: it
+// rises by one with every change of content, which is for the library to see.
+func (ctl *controller) reload(watcher *shapefile.Watcher) {
+	groups, changed, err := watcher.Look()
+	if err == nil && !changed {
+		return
+	}
+	if err == nil {
+		ctl.mu.Lock()
+		defer ctl.mu.Unlock()
+		next := ctl.wish
+		next.Groups = groups
+		err = ctl.Host.UpdateDesired(next)
+		if errors.Is(err, provisioning.ErrGenerationReused) {
+			next.Generation++
+			err = ctl.Host.UpdateDesired(next)
+		}
+		if err == nil {
+			ctl.wish = next
+			ctl.Journal.Loaded(ctl.path)
+			return
+		}
+	}
+	ctl.Journal.Refused(ctl.path, err)
+}
+
+func (ctl *controller) end(cause error) {
+	ctl.mu.Lock()
+	defer ctl.mu.Unlock()
+	ctl.ended = cause
+}
+
+func (ctl *controller) why() error {
+	ctl.mu.Lock()
+	defer ctl.mu.Unlock()
+	return ctl.ended
+}
+
+// goodbye says what is still held, and takes the run off the record if nothing
+// is.
+func (ctl *controller) goodbye(c *command, dir runs.Dir) error {
+	held := ctl.Host.Held()
+	if len(held) == 0 {
+		fmt.Fprintf(c.out, "Nothing is held: run %s is over.\n", ctl.Run)
+		return dir.Forget(ctl.Run)
+	}
+	fmt.Fprintf(c.out, "Stopped driving run %s. %d slots hold a host, or may:\n", ctl.Run, len(held))
+	for _, slot := range held {
+		fmt.Fprintf(c.out, "  %s\n", view.Printable(slot.String()))
+	}
+	fmt.Fprintf(c.out, "Give them back with: sshfleet drain -dir %s\n", c.dir)
+	return nil
+}
+
+// Plan implements [control.Controller], as do Drain, Break, and what the fleet
+// has.
+func (ctl *controller) Plan(groups []provisioning.NodeGroupSpec) (control.Plan, error) {
+	ctl.mu.Lock()
+	next := ctl.wish
+	ctl.mu.Unlock()
+	driver := ctl.Host.Driver()
+	now := time.Now()
+	if groups == nil {
+		return control.PlanOf(driver.Plan(now), driver.Snapshot()), nil
+	}
+	next.Groups = groups
+	next.Generation++
+	desired, err := provisioning.Expand(next)
+	if err != nil {
+		return control.Plan{}, err
+	}
+	observed := driver.Snapshot()
+	return control.PlanOf(provisioning.Decide(observed, desired, driver.Clock(now)), observed), nil
+}
+
+func (ctl *controller) Drain() { ctl.once.Do(func() { close(ctl.drains) }) }
+
+// Break refuses: these hosts are somebody's.
+func (ctl *controller) Break(string, uint64) (string, error) {
+	return "", errors.New("sshfleet: hosts of one's own are not broken on purpose")
+}
+
+// bounded closes a server whose clients may not want to go.
+func bounded(closing func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	if err := closing(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return nil
+}
