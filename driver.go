@@ -110,8 +110,9 @@ type ClusterDriver struct {
 	spareHot  []*node
 	steps     []step
 	effects   []dispatch
-	settled   int // nodes that are as wished, ready, with nothing pending
-	ready     int // of those that the wish has
+	over      []NodeAttemptID // of which the executor has not heard
+	settled   int             // nodes that are as wished, ready, with nothing pending
+	ready     int             // of those that the wish has
 	notes     []Event
 	times     eventTimes // nil without a hook
 	journal   *journal   // nil: none is kept
@@ -612,9 +613,13 @@ func (d *ClusterDriver) drive(now time.Time, executor EffectExecutor) (outcome p
 	effects, over := d.apply(steps, at) // 5. record, then submit
 	d.world.Unlock()
 	d.tellSoFar()
-	for _, attempt := range over {
+	d.over = append(d.over, over...)
+	for len(d.over) > 0 { // those of a pass that broke off here first
+		attempt := d.over[0]
+		d.over = d.over[1:]
 		executor.Retire(attempt)
 	}
+	d.over = nil
 	for len(effects) > 0 {
 		effects = d.submit(effects, executor, at)
 	}
@@ -1117,6 +1122,14 @@ func (d *ClusterDriver) submit(effects []dispatch, executor EffectExecutor, at i
 	var refused []dispatch
 	var reasons []error
 	var queued []*node
+	whole := false
+	defer func() {
+		if !whole { // the executor broke off; what it has answered counts
+			d.world.Lock()
+			d.takeAnswers(refused, reasons, queued, at)
+			d.world.Unlock()
+		}
+	}()
 	for _, e := range effects {
 		behind, err := executor.Submit(e.node.effect(e.before, at))
 		if err != nil {
@@ -1125,11 +1138,24 @@ func (d *ClusterDriver) submit(effects []dispatch, executor EffectExecutor, at i
 			queued = append(queued, e.node)
 		}
 	}
+	whole = true
 	wipe(effects)
 	if len(refused) == 0 && (len(queued) == 0 || d.capacity.limit == 0) {
 		return nil
 	}
 	d.world.Lock()
+	d.takeAnswers(refused, reasons, queued, at)
+	placed := d.appendPlaced(nil, at)
+	slices.SortFunc(placed, compareSteps)
+	next, _ := d.apply(placed, at)
+	d.world.Unlock()
+	d.flush()
+	return next
+}
+
+// takeAnswers folds the refusals of the executor and takes back the places of
+// what it has queued.
+func (d *ClusterDriver) takeAnswers(refused []dispatch, reasons []error, queued []*node, at instant) {
 	for i, e := range refused {
 		n := e.node
 		d.stats.Refused++
@@ -1140,12 +1166,6 @@ func (d *ClusterDriver) submit(effects []dispatch, executor EffectExecutor, at i
 	for _, n := range queued {
 		d.capacity.giveBack(n)
 	}
-	placed := d.appendPlaced(nil, at)
-	slices.SortFunc(placed, compareSteps)
-	next, _ := d.apply(placed, at)
-	d.world.Unlock()
-	d.flush()
-	return next
 }
 
 // settle brings up to date what the driver keeps about a node: whether a pause

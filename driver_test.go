@@ -1128,6 +1128,68 @@ func TestEventsOutOfOrder(t *testing.T) {
 	require.NoError(t, d.Snapshot().Check())
 }
 
+// TestAnswersBeforeAPanicCount: what the executor answered before it panicked is
+// known, so it is not waited for.
+//
+//  1. w-0 is refused, w-1 is queued behind a call of its own attempt, and at w-2
+//     the executor panics.
+//  2. w-0 backs off and w-1 takes no place. Of three places w-2 has one.
+//  3. w-3 and w-4 have the others, in the same instant.
+func TestAnswersBeforeAPanicCount(t *testing.T) {
+	d, x := dtDriver(t, Config{MaxInFlight: 3}, dtGroup("w", 5, "v1")), &dtExecutor{}
+	x.submit = func(e Effect) (bool, error) {
+		switch e.Key.Node {
+		case "w-0":
+			return false, errors.New("busy")
+		case "w-1":
+			return true, nil
+		case "w-2":
+			panic("out of order")
+		}
+		return false, nil
+	}
+	require.PanicsWithValue(t, "out of order", func() { _, _ = d.DriveUntilBlocked(dtStart, x) })
+	require.NoError(t, d.Snapshot().Check())
+	require.Equal(t, []string{"w-0 CreateLease", "w-1 CreateLease"}, dtKinds(x))
+	require.Nil(t, dtNode(t, d, "w-0").Pending)
+	require.Equal(t, "CreateLease: refused by the executor: busy", dtNode(t, d, "w-0").Retry.LastError)
+	require.EqualValues(t, 1, d.Stats().Refused)
+	require.NotNil(t, dtNode(t, d, "w-1").Pending)
+	require.NotNil(t, dtNode(t, d, "w-2").Pending, "nobody knows")
+
+	dtDrive(t, d, dtStart, x)
+	require.Equal(t, []string{"w-3 CreateLease", "w-4 CreateLease"}, dtKinds(x))
+	dtCheckLaw(t, d)
+	at, ok := d.RequeueAt()
+	require.True(t, ok)
+	require.Equal(t, dtStart.Add(DefaultInitialDelay), at, "w-0 backs off")
+}
+
+// TestRetiresAfterAPanic: an executor that panics at the end of one attempt still
+// hears of the end of the others, or its ledger would keep them for ever (G12).
+func TestRetiresAfterAPanic(t *testing.T) {
+	d, x := dtDriver(t, Config{}, dtGroup("w", 3, "v1")), &dtExecutor{}
+	dtDrive(t, d, dtStart, x)
+	x.submit = func(e Effect) (bool, error) {
+		d.Deliver(dtCompleted(e, dtFailed(e, ClassDefinite)))
+		return false, nil
+	}
+	for _, e := range x.submitted {
+		d.Deliver(dtCompleted(e, dtFailed(e, ClassDefinite)))
+	}
+	require.NoError(t, d.UpdateDesired(dtShape(2)))
+	x.retire = func(attempt NodeAttemptID) {
+		if attempt == 2 {
+			panic("out of order")
+		}
+	}
+	require.PanicsWithValue(t, "out of order", func() { _, _ = d.DriveUntilBlocked(dtStart, x) })
+	require.Equal(t, []NodeAttemptID{1, 2}, x.retired)
+	dtDrive(t, d, dtStart, x)
+	require.Equal(t, []NodeAttemptID{1, 2, 3}, x.retired, "each once")
+	require.True(t, d.Converged(2))
+}
+
 // TestPanickingExecutor: the panic is the caller's, the driver stays whole: what
 // was recorded is on record, and time resolves it.
 func TestPanickingExecutor(t *testing.T) {
