@@ -63,7 +63,7 @@ func (c *census) begin(d *ClusterDriver) *count {
 	defer d.world.Unlock()
 	c.number++
 	c.taking = true
-	return &count{groups: slices.Clone(d.state.groups), copies: make([]*node, 0, c.stretch), state: &ClusterState{
+	return &count{groups: slices.Clone(d.state.groups), copies: make([]*node, 0, min(c.stretch, d.state.Len())), state: &ClusterState{
 		ObservedGeneration: d.state.ObservedGeneration, NextAttemptID: d.state.NextAttemptID,
 		byName: make(map[LogicalNodeID]*node)}}
 }
