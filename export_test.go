@@ -36,3 +36,6 @@ func ExhaustiveScenarios(faults uint8, n int) []string {
 	}
 	return some
 }
+
+// RaceDetector: the race detector is on, and everything takes ten times as long.
+const RaceDetector = exRace

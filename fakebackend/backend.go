@@ -224,6 +224,11 @@ func (b *Backend) DestroyedKey(key provisioning.ExternalKey) int {
 	return b.count(key, func(a *account) int { return a.destroyed })
 }
 
+// StartedKey returns how many bootstraps were ever begun for one attempt.
+func (b *Backend) StartedKey(key provisioning.ExternalKey) int {
+	return b.count(key, func(a *account) int { return a.sessions })
+}
+
 func (b *Backend) count(key provisioning.ExternalKey, count func(*account) int) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()

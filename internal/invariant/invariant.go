@@ -56,6 +56,53 @@ func NothingLeft(plan provisioning.Plan, maxInFlight int) error {
 	return nil
 }
 
+// HeldBack reports whether a pause keeps an action from being taken. node is nil
+// for a slot that is to be inserted; wanted says whether the wish has the slot.
+func HeldBack(action provisioning.ActionKind, node *provisioning.ManagedNode, wanted bool) bool {
+	switch action {
+	case provisioning.Insert, provisioning.Restart:
+		return true
+	case provisioning.Dispatch:
+		return node.Intent == provisioning.Active
+	case provisioning.BeginDelete:
+		return node.Record.Ready && wanted
+	}
+	return false
+}
+
+// WakeOf returns the next stored moment after now that a node waits for: what its
+// rule waits for, and the stage deadline of one that is Active and not ready. What
+// a pause holds back waits for neither, but a call of it may still end. It is zero
+// if there is none.
+func WakeOf(node *provisioning.ManagedNode, want *provisioning.LogicalNodeSpec, paused bool, now time.Time) time.Time {
+	d := provisioning.DecideNode(node, want, now)
+	var moments []time.Time
+	switch {
+	case !paused || !HeldBack(d.Action, node, want != nil):
+		moments = append(moments, d.Until)
+		if node.Intent == provisioning.Active && !node.Record.Ready {
+			moments = append(moments, node.Retry.StageDeadline)
+		}
+	case node.Pending != nil:
+		moments = append(moments, node.Pending.Deadline)
+	}
+	var wake time.Time
+	for _, at := range moments {
+		if at.After(now) {
+			wake = Earliest(wake, at)
+		}
+	}
+	return wake
+}
+
+// Earliest returns the earlier of two moments; a zero one is none.
+func Earliest(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
 // AwaitGoroutines returns once no more goroutines live than before. Those that
 // are over may take a moment to be gone, but no more.
 func AwaitGoroutines(before int) error {

@@ -30,7 +30,7 @@ func (r *runner) checkRequeue() error {
 	clock := r.driver.Clock(now)
 	var want time.Time
 	for node := range r.driver.Snapshot().All() {
-		want = earliest(want, r.wakeOf(&node, clock))
+		want = invariant.Earliest(want, invariant.WakeOf(&node, r.wanted(node.Record.Node), r.driver.Paused(), clock))
 	}
 	at, ok := r.driver.RequeueAt()
 	expected, found := momentWord(want.Sub(clock), !want.IsZero()), momentWord(at.Sub(now), ok)
@@ -38,58 +38,6 @@ func (r *runner) checkRequeue() error {
 		return wrong("RequeueAt "+expected, found)
 	}
 	return nil
-}
-
-// wakeOf is the next stored moment after now that a slot waits for: what its
-// rule waits for, and the stage deadline of an Active node that is not ready. What
-// a pause holds back waits for neither, but a call of it may still end.
-func (r *runner) wakeOf(node *provisioning.ManagedNode, now time.Time) time.Time {
-	var wake time.Time
-	decision := provisioning.DecideNode(node, r.wanted(node.Record.Node), now)
-	moments := []time.Time{decision.Until, stageDeadline(node)}
-	if r.heldBack(decision.Action, node) {
-		moments = nil
-		if node.Pending != nil {
-			moments = []time.Time{node.Pending.Deadline}
-		}
-	}
-	for _, at := range moments {
-		if at.After(now) {
-			wake = earliest(wake, at)
-		}
-	}
-	return wake
-}
-
-// heldBack reports whether a pause keeps an action from being taken. node is zero
-// for one that is to be inserted.
-func (r *runner) heldBack(action provisioning.ActionKind, node *provisioning.ManagedNode) bool {
-	if !r.driver.Paused() {
-		return false
-	}
-	switch action {
-	case provisioning.Insert, provisioning.Restart:
-		return true
-	case provisioning.Dispatch:
-		return node.Intent == provisioning.Active
-	case provisioning.BeginDelete:
-		return node.Record.Ready && r.wanted(node.Record.Node) != nil
-	}
-	return false
-}
-
-func stageDeadline(node *provisioning.ManagedNode) time.Time {
-	if node.Intent == provisioning.Active && !node.Record.Ready {
-		return node.Retry.StageDeadline
-	}
-	return time.Time{}
-}
-
-func earliest(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
 }
 
 // takeFurtherPass asks for one pass more than is needed. It must do nothing.
@@ -101,7 +49,7 @@ func (r *runner) takeFurtherPass() error {
 	plan := r.driver.Plan(r.now())
 	plan.Actions = slices.DeleteFunc(plan.Actions, func(a provisioning.Action) bool {
 		node, _ := r.driver.Node(a.Node)
-		return r.heldBack(a.Kind, &node)
+		return r.driver.Paused() && invariant.HeldBack(a.Kind, &node, r.wanted(a.Node) != nil)
 	})
 	if err := invariant.NothingLeft(plan, r.config.maxInFlight); err != nil {
 		return err

@@ -2,6 +2,7 @@ package trace
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"pgregory.net/rapid"
@@ -13,7 +14,8 @@ import (
 // Options narrow what is drawn. The zero value draws everything.
 type Options struct {
 	// Chapters is how many times up to 12 steps, 5 on the average, a trace
-	// has. 0 means DefaultChapters.
+	// has. 0 means DefaultChapters, negative draws some: a trace then has up to
+	// MaxSteps steps.
 	Chapters int
 	// Orders are the orders to draw from; nil means all.
 	Orders []Order
@@ -27,12 +29,23 @@ type Options struct {
 	// Stream draws few slots, one wish, and much of what a bootstrap and the
 	// calls about it can do.
 	Stream bool
+	// Harmless draws trouble that may hold an attempt up and never ends one,
+	// and lets each wish be fulfilled before the next one: whatever happens,
+	// the provider has the same effects as without.
+	Harmless bool
+	// Aims are the cells that Aim steps go for; nil: there are none.
+	Aims []Cell
+	// FoldOnly is Config.FoldOnly of some traces; nil: of none.
+	FoldOnly func(*provisioning.ClusterDriver, time.Time) error
 	// MaxInFlight is the largest cap to draw; 0 means 3, negative none at all.
 	MaxInFlight int
 }
 
 // DefaultChapters keeps a trace short enough to be read.
 const DefaultChapters = 4
+
+// MaxSteps is the most steps that a trace has.
+const MaxSteps = 200
 
 // The names of the groups are such that one is the beginning of another, and
 // that the slot w-1 and the group w-1 are two things.
@@ -102,18 +115,36 @@ func drawDuration(t *rapid.T) time.Duration { return rapid.SampledFrom(durations
 
 // stepGroups are the kinds of trouble beside those of the provider.
 var stepGroups = []struct {
-	name  string
-	kinds []Kind
+	name     string
+	kinds    []Kind
+	harmless bool
 }{
-	{"events", []Kind{Event, Event, Event, Event, Event}},
-	{"old news", []Kind{Redeliver}},
-	{"lost reports", []Kind{LoseReports}},
-	{"silent removals", []Kind{Remove}},
-	{"clock trouble", []Kind{Back, Leap}},
-	{"wrong updates", []Kind{Refused, Rewish}},
-	{"updates during a pass", []Kind{WishDuring}},
-	{"broken passes", []Kind{BreakPass}},
-	{"needless passes", []Kind{Trigger}},
+	{"events", []Kind{Event, Event, Event, Event, Event}, true}, // of which only some are drawn: see drawEvent
+	{"old news", []Kind{Redeliver}, true},
+	{"lost reports", []Kind{LoseReports}, false},
+	{"silent removals", []Kind{Remove}, false},
+	{"clock trouble", []Kind{Back, Leap}, true},
+	{"wrong updates", []Kind{Refused, Rewish}, true},
+	{"updates during a pass", []Kind{WishDuring}, false},
+	{"broken passes", []Kind{BreakPass}, true},
+	{"needless passes", []Kind{Trigger}, true},
+	{"pauses", []Kind{Pause, Resume, Resume}, true},
+	{"replacements", []Kind{Replace}, false},
+}
+
+// harmless reports whether an outcome can end no attempt and buys no second
+// machine.
+func (c Config) harmless(operation provisioning.OperationKind, o fakebackend.Outcome) bool {
+	word, _, _ := strings.Cut(o.String(), "=")
+	switch word {
+	case "lost", "dead", "vanish", "spot-loss":
+		return false
+	case "definite", "capacity", "retry-after", "error", "done-error": // a definite no to these ends the attempt
+		return operation != provisioning.StartBootstrap && operation != provisioning.BootstrapConvergenceObserved
+	case "late":
+		return operation != provisioning.CreateLease || c.Class != fakebackend.Label
+	}
+	return true
 }
 
 // Draw draws a trace.
@@ -130,11 +161,14 @@ type palette struct {
 	outcomes []int // of faults
 	// operations are those that can have a fault.
 	operations []provisioning.OperationKind
+	harmless   bool
+	aims       []Cell
+	config     *Config
 }
 
 func drawTrace(t *rapid.T, o Options) Trace {
 	tr := Trace{Config: drawConfig(t, o)}
-	p := palette{kinds: []Kind{Wish, Due, Due, Due, Through, Through}}
+	p := palette{kinds: []Kind{Wish, Due, Due, Due, Through, Through}, harmless: o.Harmless, aims: o.Aims, config: &tr.Config}
 	p.groups = groupNames[:rapid.IntRange(1, len(groupNames)).Draw(t, "groups")]
 	p.count = rapid.IntRange(1, maxCount).Draw(t, "largest count")
 	p.operations = operations
@@ -151,10 +185,13 @@ func drawTrace(t *rapid.T, o Options) Trace {
 			}
 		}
 		for _, g := range stepGroups {
-			if rapid.Bool().Draw(t, g.name) {
+			if (g.harmless || !o.Harmless) && rapid.Bool().Draw(t, g.name) {
 				p.kinds = append(p.kinds, g.kinds...)
 			}
 		}
+	}
+	if o.Aims != nil && !o.Harmless && tr.Config.Order != AtOnce && rapid.Bool().Draw(t, "aims") {
+		p.kinds = append(p.kinds, slices.Repeat([]Kind{Aim}, 10)...)
 	}
 	if tr.Config.ManualBootstrap {
 		p.kinds = append(p.kinds, Event, Event, Event)
@@ -172,19 +209,42 @@ func drawTrace(t *rapid.T, o Options) Trace {
 		p.kinds = append(p.kinds, Script, Script, Script, Script, Release)
 	}
 	chapters := o.Chapters
-	if chapters == 0 {
+	switch {
+	case chapters == 0:
 		chapters = DefaultChapters
+	case chapters < 0: // most traces short, for there are then more of them, and some as long as may be
+		chapters = rapid.SampledFrom([]int{DefaultChapters, DefaultChapters, 12, 60}).Draw(t, "chapters")
 	}
 	step := rapid.Custom(func(t *rapid.T) Step { return p.drawStep(t, p.kinds) })
 	for range chapters {
 		tr.Steps = append(tr.Steps, rapid.SliceOfN(step, 0, 12).Draw(t, "steps")...)
 	}
+	if p.harmless {
+		tr.Steps = p.settled(tr.Steps)
+	}
+	tr.Steps = tr.Steps[:min(len(tr.Steps), MaxSteps)]
 	if !tr.Config.limited() {
 		// A report that is lost is made up for by the stage deadline alone
 		// (R15). Who sets none has to be told everything.
 		tr.Steps = slices.DeleteFunc(tr.Steps, func(s Step) bool { return s.Kind == LoseReports })
 	}
 	return tr
+}
+
+// settled puts the fulfilment of each wish before the next one, and leaves out
+// what may do harm.
+func (p *palette) settled(steps []Step) []Step {
+	var all []Step
+	for _, s := range steps {
+		switch {
+		case s.Kind == Wish:
+			all = append(all, Step{Kind: Settle})
+		case (s.Kind == Script || s.Kind == Release) && !p.config.harmless(s.Operation, s.Outcome):
+			continue
+		}
+		all = append(all, s)
+	}
+	return all
 }
 
 // limited reports whether a silent bootstrap ends by itself.
@@ -226,6 +286,16 @@ func drawConfig(t *rapid.T, o Options) Config {
 	}
 	if !o.AutoDrive {
 		c.ManualDrive = rapid.Bool().Draw(t, "manual drive")
+	}
+	if o.FoldOnly != nil && rapid.Bool().Draw(t, "fold alone") {
+		c.FoldOnly = o.FoldOnly
+	}
+	if o.Harmless { // else to be held up for long enough ends an attempt
+		c.Retry.EndpointTimeout, c.Retry.BootstrapTimeout = -1, -1
+		for group, policy := range c.GroupRetry {
+			policy.EndpointTimeout, policy.BootstrapTimeout = -1, -1
+			c.GroupRetry[group] = policy
+		}
 	}
 	return c
 }
@@ -274,16 +344,19 @@ func (p *palette) drawStep(t *rapid.T, kinds []Kind) Step {
 		s.Slot = p.drawSlot(t)
 		s.Operation, s.Outcome = p.drawCall(t, s.Kind)
 		s.N = rapid.IntRange(1, 4).Draw(t, "times")
-	case Remove:
+	case Remove, Replace:
 		s.Slot = p.drawSlot(t)
 	case Event:
 		s.Slot = p.drawSlot(t)
-		s.Event = drawEvent(t)
+		s.Event = p.drawEvent(t)
 		s.Age = rapid.SampledFrom([]int{0, 0, 0, 0, 1, 2, -1}).Draw(t, "age")
 		s.DeadSession = rapid.IntRange(0, 4).Draw(t, "dead session") == 4
 	case Redeliver:
 		s.Slot = p.drawSlot(t)
 		s.N = rapid.IntRange(1, 30).Draw(t, "how many")
+	case Aim:
+		s.Cell = p.drawCell(t)
+		s.N = rapid.IntRange(0, 1).Draw(t, "way")
 	case LoseReports:
 		s.Slot = p.drawSlot(t)
 		s.N = rapid.IntRange(1, 3).Draw(t, "how many")
@@ -301,6 +374,14 @@ func (p *palette) drawStep(t *rapid.T, kinds []Kind) Step {
 		s.N = rapid.IntRange(1, 3).Draw(t, "pieces")
 	}
 	return s
+}
+
+// drawCell draws the sum of two draws. Of many values rapid takes the first ones
+// far more often, and here all are to have their turn.
+func (p *palette) drawCell(t *rapid.T) Cell {
+	n := len(p.aims)
+	draw := rapid.IntRange(0, n-1)
+	return p.aims[(draw.Draw(t, "cell")+37*draw.Draw(t, "cell"))%n]
 }
 
 func (p *palette) drawSlot(t *rapid.T) provisioning.LogicalNodeID {
@@ -337,11 +418,25 @@ func Ends(o fakebackend.Outcome) bool {
 	return true
 }
 
-func drawEvent(t *rapid.T) EventWord {
-	progress := func(stages ...provisioning.BootstrapStage) EventWord {
+// The stages that a bootstrap reports: on its way, and in the end.
+var (
+	progressStages = []provisioning.BootstrapStage{provisioning.BootstrapStageCreated, provisioning.BootstrapStageSSHConnecting,
+		provisioning.BootstrapStageSSHReady, provisioning.BootstrapStageStdoutStreaming, provisioning.BootstrapStageBootChecking,
+		provisioning.BootstrapStageSwactorStarting, provisioning.BootstrapStageWaitingForSwactorJoin}
+	endStages = []provisioning.BootstrapStage{provisioning.BootstrapStageConverged, provisioning.BootstrapStageClosed,
+		provisioning.BootstrapStageCancelled, provisioning.BootstrapStageSSHConnectFailed, provisioning.BootstrapStageBootCheckFailed,
+		provisioning.BootstrapStageStartFailed, provisioning.BootstrapStageSwactorJoinFailed, provisioning.BootstrapStageStreamError}
+)
+
+func (p *palette) drawEvent(t *rapid.T) EventWord {
+	words := []string{"join", "join", "join", "stage", "end", "end", "lost", "another", "close", "failure"}
+	if p.harmless {
+		words = []string{"join", "stage"}
+	}
+	progress := func(stages []provisioning.BootstrapStage) EventWord {
 		return EventWord{Kind: provisioning.BootstrapProgress, Stage: rapid.SampledFrom(stages).Draw(t, "stage")}
 	}
-	switch rapid.SampledFrom([]string{"join", "join", "join", "stage", "end", "end", "lost", "another", "close", "failure"}).Draw(t, "event") {
+	switch rapid.SampledFrom(words).Draw(t, "event") {
 	case "join":
 		return EventWord{Kind: provisioning.SwactorJoined}
 	case "another":
@@ -353,8 +448,7 @@ func drawEvent(t *rapid.T) EventWord {
 	case "lost":
 		return EventWord{Kind: provisioning.NodeLost}
 	case "end":
-		return progress(provisioning.BootstrapStageConverged, provisioning.BootstrapStageClosed, provisioning.BootstrapStageCancelled,
-			provisioning.BootstrapStageSSHConnectFailed, provisioning.BootstrapStageStreamError)
+		return progress(endStages)
 	}
-	return progress(provisioning.BootstrapStageCreated, provisioning.BootstrapStageSSHReady, provisioning.BootstrapStageWaitingForSwactorJoin)
+	return progress(progressStages)
 }

@@ -23,7 +23,8 @@ func (w *World) Step(s Step) error {
 			return err
 		}
 	}
-	return w.check()
+	state := w.Driver.Snapshot()
+	return errors.Join(w.checkState(state), w.checkExplained(state))
 }
 
 func (w *World) play(s Step) error {
@@ -45,12 +46,10 @@ func (w *World) play(s Step) error {
 	case Remove:
 		w.Fake.Remove(w.present(s.Slot, anyNode))
 	case Event:
-		w.Deliver(w.observation(s))
+		return w.deliver(w.observation(s))
 	case Redeliver:
-		past := w.Delivered(s.Slot)
-		for _, o := range past[max(0, len(past)-s.N):] {
-			w.Deliver(o)
-		}
+		past := w.Delivered(w.present(s.Slot, busy))
+		return w.deliver(past[max(0, len(past)-s.N):]...)
 	case LoseReports:
 		w.losing[s.Slot] += s.N
 	case Due:
@@ -74,15 +73,38 @@ func (w *World) play(s Step) error {
 		w.breaking = s.N
 	case Trigger:
 		w.Driver.Trigger()
+	case Pause:
+		w.Driver.Pause()
+	case Resume:
+		w.Driver.Resume()
+	case Replace:
+		return w.replace(w.present(s.Slot, anyNode))
 	case Work:
 		w.runWork(s.N)
 	case Pass:
-		w.answer()
+		if _, err := w.answer(); err != nil {
+			return err
+		}
 		w.Driver.TriggerIfDue(w.Now())
 		_, err := w.pass()
 		return err
 	case Drive:
 		return w.Drive()
+	case Aim:
+		return w.aim(s.Cell, s.N == 1)
+	case Settle:
+		w.Driver.Resume()
+		return w.settle(time.Time{})
+	}
+	return nil
+}
+
+// replace asks for another attempt of a slot, which has to be there.
+func (w *World) replace(slot provisioning.LogicalNodeID) error {
+	node, there := w.Driver.Node(slot)
+	attempt, err := w.Driver.Replace(slot, "it is slow")
+	if there != (err == nil) || attempt != node.Attempt {
+		return invariant.Wrong(fmt.Sprintf("attempt %d of %s to be named", node.Attempt, slot), fmt.Sprint(attempt, err))
 	}
 	return nil
 }
@@ -106,6 +128,9 @@ func (w *World) present(slot provisioning.LogicalNodeID, fits func(provisioning.
 }
 
 func anyNode(provisioning.ManagedNode) bool { return true }
+
+// busy: an operation is under way, and its result is not the only one there was.
+func busy(n provisioning.ManagedNode) bool { return n.Pending != nil && n.NextSequence > 2 }
 
 // bootstrapping: there is a session, or a start that may have made one.
 func bootstrapping(n provisioning.ManagedNode) bool {

@@ -2,6 +2,7 @@ package trace
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/swactor/provisioning"
@@ -10,11 +11,22 @@ import (
 )
 
 // Tail is the fair end of a trace. The trouble stops: scripts are dropped, what
-// hangs returns, what is late lands, clocks go forward only. What the provider
-// has to report it reports once, and only what it never reported before. Then
-// the cluster has to become what is wished for, within Bound, and stay it
-// without a call; and a wish for nothing has to leave nothing.
-func (w *World) Tail() error {
+// hangs returns, what is late lands, clocks go forward only, growth goes on. What
+// the provider has to report it reports once, and only what it never reported
+// before. Then the cluster has to become what is wished for, within Bound and
+// without trying one slot again and again, and stay it without a call; and a wish
+// for nothing has to leave nothing.
+func (w *World) Tail() error { return w.tail() }
+
+// TailAgain is Tail with everything reported again and again. Each of the two
+// tails hides what the other one shows: a report that was missed, and one that
+// counts twice.
+func (w *World) TailAgain() error {
+	w.again = true
+	return w.tail()
+}
+
+func (w *World) tail() error {
 	if err := w.Calm(); err != nil {
 		return err
 	}
@@ -43,8 +55,40 @@ func (w *World) Calm() error {
 	w.Fake.ClearScripts()
 	clear(w.losing)
 	w.during, w.breaking = nil, 0
+	w.Driver.Resume()
 	w.Driver.Trigger()
+	w.countFromHere()
 	return w.Settle()
+}
+
+// triesInCalm is how many attempts a slot may begin once the trouble has stopped.
+// One is usual: the attempt that is under way may be doomed by what has happened
+// to it. A report of the trouble that is folded only then may end the next one.
+const triesInCalm = 3
+
+// countFromHere begins to count the attempts against triesInCalm.
+func (w *World) countFromHere() {
+	w.calm = make(map[provisioning.LogicalNodeID]int, len(Slots))
+	for _, slot := range Slots {
+		w.calm[slot] = len(w.watch.attempts[slot])
+	}
+}
+
+// repeat delivers again what was heard of late, and what the provider has said
+// that is still so.
+func (w *World) repeat() {
+	const kept = 30
+	for _, slot := range Slots {
+		heard := w.heard[slot]
+		for _, o := range heard[max(0, len(heard)-kept):] {
+			w.Driver.Deliver(o)
+		}
+	}
+	for _, r := range w.reports() {
+		if w.told[r.name] {
+			w.Driver.Deliver(r.Observation)
+		}
+	}
 }
 
 // Bound is how long a cluster of this world may take to converge once the
@@ -65,11 +109,17 @@ func (w *World) Bound() time.Duration {
 
 // Settle drives until the wish is fulfilled and the provider has nothing left
 // to do, which has to be within Bound.
-func (w *World) Settle() error {
-	until := w.Fake.Now().Add(w.Bound())
+func (w *World) Settle() error { return w.settle(w.Fake.Now().Add(w.Bound())) }
+
+// settle drives until the wish is fulfilled and the provider has nothing left to
+// do, at the latest at a moment; zero: whenever that is.
+func (w *World) settle(until time.Time) error {
 	for range maxRounds {
 		if err := w.release(); err != nil {
 			return err
+		}
+		if w.again {
+			w.repeat()
 		}
 		if err := w.Drive(); err != nil {
 			return err
@@ -85,7 +135,7 @@ func (w *World) Settle() error {
 		if !ok {
 			return invariant.Wrong("convergence", "nothing that is waited for: "+w.unfinished())
 		}
-		if next.After(until) {
+		if !until.IsZero() && next.After(until) {
 			return invariant.Wrong(fmt.Sprintf("convergence within %v (G7)", w.Bound()), w.unfinished())
 		}
 		w.Fake.AdvanceTo(next)
@@ -117,37 +167,50 @@ func (w *World) release() error {
 	return nil
 }
 
-// report lets the provider say, once each, what nobody has heard yet: a machine
-// that went without a word, and in a world of manual bootstraps the join of a
-// session and then its close. It returns whether there was anything.
-func (w *World) report() bool {
-	any := false
-	once := func(name string, o provisioning.Observation) bool {
-		if w.told[name] {
-			return false
-		}
-		w.told[name] = true
-		any = true
-		w.Deliver(o)
-		return true
-	}
+// report is something that the provider has to say.
+type report struct {
+	provisioning.Observation
+	name  string
+	after string // the report that has to come first; empty: none
+}
+
+// reports are what the provider has to say now: that a machine on record is
+// gone, and in a world of manual bootstraps the join of a session and then its
+// close.
+func (w *World) reports() []report {
+	var all []report
 	live := make(map[provisioning.ProviderLeaseID]bool)
 	for _, m := range w.Fake.Machines() {
 		live[m.Lease] = true
-		o := provisioning.Observation{Kind: provisioning.SwactorJoined, Node: m.Key.Node, Attempt: m.Key.Attempt,
-			Session: w.Fake.SessionID(m.Key), Swactor: fakebackend.SwactorID(m.Key)}
-		if !w.config.ManualBootstrap || !w.Fake.SessionLive(m.Key) || once(joinOf(o), o) {
+		if !w.config.ManualBootstrap || !w.Fake.SessionLive(m.Key) {
 			continue
 		}
+		o := provisioning.Observation{Kind: provisioning.SwactorJoined, Node: m.Key.Node, Attempt: m.Key.Attempt,
+			Session: w.Fake.SessionID(m.Key), Swactor: fakebackend.SwactorID(m.Key)}
+		join := report{Observation: o, name: joinOf(o)}
 		o.Kind, o.Swactor = provisioning.BootstrapClosed, ""
-		once("close of "+string(o.Session), o)
+		all = append(all, join, report{Observation: o, name: "close of " + string(o.Session), after: join.name})
 	}
 	for node := range w.Driver.Snapshot().All() {
 		if lease := node.Record.Lease; lease != "" && !live[lease] {
-			once("loss of "+string(lease), provisioning.Observation{Kind: provisioning.NodeLost, Node: node.Record.Node, Attempt: node.Attempt})
+			o := provisioning.Observation{Kind: provisioning.NodeLost, Node: node.Record.Node, Attempt: node.Attempt}
+			all = append(all, report{Observation: o, name: "loss of " + string(lease)})
 		}
 	}
-	return any
+	return all
+}
+
+// report lets the provider say, once each, what nobody has heard yet. It returns
+// whether there was anything.
+func (w *World) report() bool { return w.tell(func(report) bool { return true }) }
+
+func (w *World) tell(what func(report) bool) bool {
+	due := slices.DeleteFunc(w.reports(), func(r report) bool { return !what(r) || w.told[r.name] || r.after != "" && !w.told[r.after] })
+	for _, r := range due {
+		w.told[r.name] = true
+		w.Deliver(r.Observation)
+	}
+	return len(due) > 0
 }
 
 // Stay lets d pass, at the end of which nothing may have been called or
@@ -181,7 +244,7 @@ func (w *World) CheckMachines() error {
 	for _, m := range w.Fake.Machines() {
 		node, ok := state.Node(m.Key.Node)
 		switch {
-		case !ok || node.Attempt != m.Key.Attempt || w.wanted(m.Key.Node) == nil:
+		case !ok || node.Attempt != m.Key.Attempt || w.wish.specs[m.Key.Node] == nil:
 			return invariant.Wrong("no machine but those of the wished slots' attempts", fmt.Sprintf("%+v", m))
 		case node.Record.Lease == m.Lease && !m.Dead:
 			owned[m.Key.Node]++

@@ -53,6 +53,11 @@ type Config struct {
 	// ManualDrive: only the steps Pass and Drive run passes. Else every step
 	// is followed by passes until nothing is left to do.
 	ManualDrive bool
+	// FoldOnly, if not nil, folds what was delivered and does nothing else. It
+	// is called for each observation by itself, and what must be true is asked
+	// after each. Else an observation is folded by the pass that follows it,
+	// with all others, and seen when that is over.
+	FoldOnly func(*provisioning.ClusterDriver, time.Time) error
 	// Journal is the driver's; nil: none.
 	Journal io.Writer
 }
@@ -67,6 +72,9 @@ func (c Config) String() string {
 	}
 	if c.ManualDrive {
 		b.WriteString(" drive=manual")
+	}
+	if c.FoldOnly != nil {
+		b.WriteString(" fold=alone")
 	}
 	fmt.Fprintf(&b, " # join after %v, %v, seed %d, first attempt %d", c.JoinAfter, c.Order, c.Seed, c.FirstAttempt)
 	for _, group := range groupNames {
@@ -113,7 +121,7 @@ const (
 	Release                 // the oldest hanging call returns [Slot, Operation, Outcome]
 	Remove                  // a machine goes without a word [Slot, or the next that is there]
 	Event                   // an observation of the stream [Slot, or the next that bootstraps; Event, Age, DeadSession]
-	Redeliver               // the last N observations of Slot come again
+	Redeliver               // the last N observations of Slot come again [Slot, or the next that is busy; N]
 	LoseReports             // the next N stream reports about Slot are lost
 	Due                     // time moves to the next due moment, and D beyond [D]
 	Leap                    // time leaps by D, nothing is driven on the way
@@ -121,10 +129,18 @@ const (
 	Back                    // the host's clock is set back by D
 	BreakPass               // the Nth call of the executor by a pass from here on panics
 	Trigger                 // a pass is asked for without a reason
+	Pause                   // growth is to stop
+	Resume                  // and to go on
+	Replace                 // an operator wants another attempt [Slot, or the next that is there]
 	Work                    // N pieces of work run, nothing is delivered
 	Pass                    // what was answered is delivered, and one pass runs
 	Drive                   // all that is due happens, until nothing is left
+	Settle                  // time goes on until the wish is fulfilled; what hangs returns, and growth goes on
+	Aim                     // an operation is brought to an end in a rare place [Cell, N]
 )
+
+// Kinds is how many kinds of steps a trace can draw.
+const Kinds = int(Aim) + 1
 
 // Refusal is why an update has to be refused.
 type Refusal uint8
@@ -155,6 +171,7 @@ type Step struct {
 	// before it, -1 one that is yet to be.
 	Age         int
 	DeadSession bool // of a session that never was
+	Cell        Cell
 }
 
 // EventWord is what an Event step reports.
@@ -226,6 +243,16 @@ func (s Step) String() string {
 		return fmt.Sprintf("# the executor panics at call %d from here on", s.N)
 	case Trigger:
 		return "trigger"
+	case Pause:
+		return "pause"
+	case Resume:
+		return "resume"
+	case Replace:
+		return "replace " + string(s.Slot)
+	case Aim:
+		return fmt.Sprintf("# aim at %v, in way %d", s.Cell, s.N)
+	case Settle:
+		return "# until the wish is fulfilled"
 	case Work:
 		return fmt.Sprintf("# %d pieces of work run", s.N)
 	case Pass:
@@ -258,6 +285,29 @@ func (t Trace) String() string {
 		fmt.Fprintln(&b, s)
 	}
 	return b.String()
+}
+
+// Events is how much happens in a trace. An Aim counts four: it waits for an
+// operation, says how that ends, turns the node aside, and has it end.
+func (t Trace) Events() int {
+	n := len(t.Steps)
+	for _, s := range t.Steps {
+		if s.Kind == Aim {
+			n += 3
+		}
+	}
+	return n
+}
+
+// Quiet returns the trace without its trouble: what is wished for, and when.
+func (t Trace) Quiet() Trace {
+	quiet := Trace{Config: t.Config, First: t.First}
+	for _, s := range t.Steps {
+		if s.Kind == Wish || s.Kind == Settle {
+			quiet.Steps = append(quiet.Steps, s)
+		}
+	}
+	return quiet
 }
 
 // GoString is String, for whoever prints drawn values.

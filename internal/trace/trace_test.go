@@ -42,9 +42,11 @@ func key(attempt provisioning.NodeAttemptID) provisioning.ExternalKey {
 
 func TestAWellWorldHasAFairTail(t *testing.T) {
 	for _, c := range []trace.Config{{}, {ManualBootstrap: true}, {JoinAfter: 7 * time.Second, MaxInFlight: 1}, {Class: fakebackend.Label, Lag: time.Second}} {
-		w := world(t, c, oneNode, trace.Group{ID: "x", Count: 2, Image: "b"})
-		play(t, w, aTrigger)
-		require.NoError(t, w.Tail())
+		for _, tail := range []func(*trace.World) error{(*trace.World).Tail, (*trace.World).TailAgain} {
+			w := world(t, c, oneNode, trace.Group{ID: "x", Count: 2, Image: "b"})
+			play(t, w, aTrigger)
+			require.NoError(t, tail(w))
+		}
 	}
 }
 
@@ -133,6 +135,103 @@ func TestSteps(t *testing.T) {
 	}
 	require.Equal(t, uint64(2), w.Generation())
 	require.Equal(t, 0, w.Driver.Snapshot().Len())
+}
+
+// A pause lets nothing begin and nothing climb; the tail ends it.
+func TestAPauseHoldsBack(t *testing.T) {
+	for _, fold := range []bool{false, true} {
+		c := trace.Config{JoinAfter: 20 * time.Second, Retry: provisioning.RetryPolicy{BootstrapTimeout: time.Minute}}
+		if fold {
+			c.FoldOnly = nothingToFold
+		}
+		w := world(t, c, oneNode)
+		slow := trace.Step{Kind: trace.Script, Slot: "w-0", Operation: provisioning.CreateLease, Outcome: fakebackend.Slow(5 * time.Second), N: 1}
+		play(t, w, slow, trace.Step{Kind: trace.Pause}, trace.Step{Kind: trace.Through, D: time.Hour})
+		node, _ := w.Driver.Node("w-0")
+		require.Equal(t, provisioning.StageEndpointKnown, node.Record.Stage, "a result is taken, and no more is done")
+		play(t, w, trace.Step{Kind: trace.Wish, Groups: []trace.Group{{ID: "w", Count: 3, Image: "a"}}})
+		require.Equal(t, 1, w.Driver.Snapshot().Len())
+		play(t, w, trace.Step{Kind: trace.Resume}, trace.Step{Kind: trace.Through, D: 20 * time.Second})
+		require.True(t, w.Driver.Converged(2), "its time stood still")
+		require.Len(t, w.Attempts("w-0"), 1)
+		play(t, w, trace.Step{Kind: trace.Pause}, trace.Step{Kind: trace.Wish, Groups: []trace.Group{{ID: "w", Count: 1, Image: "b"}}})
+		require.True(t, node.Attempt == w.Attempts("w-0")[0] && w.Driver.Snapshot().Len() == 1, "what is outdated stays, what is not wanted goes")
+		require.NoError(t, w.Tail())
+		require.Len(t, w.Attempts("w-0"), 2)
+	}
+}
+
+func nothingToFold(*provisioning.ClusterDriver, time.Time) error { return nil }
+
+// What an operator replaces has a fresh attempt; what is not there has none.
+func TestAReplacementIsMade(t *testing.T) {
+	w := world(t, trace.Config{}, oneNode)
+	replace := trace.Step{Kind: trace.Replace, Slot: "w-0"}
+	play(t, w, aTrigger, replace, trace.Step{Kind: trace.Settle})
+	require.Equal(t, []provisioning.NodeAttemptID{1, 2}, w.Attempts("w-0"))
+	require.Equal(t, []trace.Effects{{Bought: 1, GivenBack: 1, Bootstraps: 1}, {Bought: 1, Bootstraps: 1}}, w.Effects("w-0"))
+	play(t, w, trace.Step{Kind: trace.Wish}, replace)
+	require.NoError(t, w.Tail())
+}
+
+// Settle lets what hangs return, and does not wait for the trouble to stop.
+func TestSettleGoesOnInTrouble(t *testing.T) {
+	w := world(t, trace.Config{ManualBootstrap: true}, oneNode)
+	script := func(kind provisioning.OperationKind, o fakebackend.Outcome) trace.Step {
+		return trace.Step{Kind: trace.Script, Slot: "w-0", Operation: kind, Outcome: o, N: 2}
+	}
+	play(t, w, script(provisioning.CreateLease, fakebackend.Hang()), script(provisioning.StartBootstrap, fakebackend.Ambiguous()),
+		trace.Step{Kind: trace.Pause}, trace.Step{Kind: trace.Settle})
+	require.True(t, w.Driver.Converged(1))
+	require.Equal(t, 3, w.Fake.Calls("w-0", provisioning.StartBootstrap))
+}
+
+// An attempt that gave its machine back and has another one has bought two.
+func TestASecondPurchaseIsFound(t *testing.T) {
+	w := world(t, trace.Config{}, oneNode)
+	play(t, w, aTrigger)
+	node, _ := w.Driver.Node("w-0")
+	require.NoError(t, w.Fake.DestroyLease(context.Background(), provisioning.DestroyLeaseRequest{Key: key(1), Lease: node.Record.Lease}))
+	_, err := w.Fake.CreateLease(context.Background(), provisioning.CreateLeaseRequest{Key: key(1)})
+	require.NoError(t, err)
+	require.ErrorContains(t, w.Step(aTrigger), "expected one machine for w-0#1, found 2 bought, 2 of them live or given back")
+}
+
+// Once the trouble has stopped a slot does not begin anew again and again.
+func TestTailCountsAttempts(t *testing.T) {
+	w := world(t, trace.Config{}, oneNode)
+	play(t, w, aTrigger)
+	require.NoError(t, w.Calm())
+	lose := func() error {
+		attempts := w.Attempts("w-0")
+		w.Deliver(provisioning.Observation{Kind: provisioning.NodeLost, Node: "w-0", Attempt: attempts[len(attempts)-1]})
+		return w.Settle()
+	}
+	for range 3 {
+		require.NoError(t, lose())
+	}
+	require.ErrorContains(t, lose(), "at most 3 further attempts of w-0 once the trouble has stopped (G7), found 4")
+}
+
+// What is reported again and again is heard again and again.
+func TestTailAgainRepeats(t *testing.T) {
+	w := world(t, trace.Config{ManualBootstrap: true}, oneNode)
+	play(t, w, aTrigger)
+	require.NoError(t, w.Tail())
+	once := w.Driver.Stats().NotApplied
+	w = world(t, trace.Config{ManualBootstrap: true}, oneNode)
+	play(t, w, aTrigger)
+	require.NoError(t, w.TailAgain())
+	require.Greater(t, w.Driver.Stats().NotApplied, once)
+	require.Len(t, w.Attempts("w-0"), 1)
+}
+
+// A trace without its trouble has the same wishes at the same places.
+func TestQuiet(t *testing.T) {
+	settle, wish := trace.Step{Kind: trace.Settle}, trace.Step{Kind: trace.Wish, Groups: []trace.Group{oneNode}}
+	tr := trace.Trace{First: []trace.Group{oneNode}, Steps: []trace.Step{aTrigger, settle, wish, {Kind: trace.Aim}, {Kind: trace.Back}}}
+	require.Equal(t, trace.Trace{First: tr.First, Steps: []trace.Step{settle, wish}}, tr.Quiet())
+	require.Equal(t, 8, tr.Events())
 }
 
 func TestATraceReadsLikeAScenario(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/swactor/provisioning"
 )
@@ -13,11 +14,13 @@ type watch struct {
 	problems []error
 	attempts map[provisioning.LogicalNodeID][]provisioning.NodeAttemptID // of a slot, oldest first
 	newest   provisioning.NodeAttemptID
+	failures map[provisioning.LogicalNodeID]int  // of attempts
 	over     map[provisioning.NodeAttemptID]bool // destroyed
 	running  map[provisioning.NodeAttemptID]int  // calls that have not returned
 	calls    map[provisioning.NodeAttemptID][]provisioning.OperationKind
 	wasReady map[provisioning.NodeAttemptID]bool
-	doomed   map[provisioning.NodeAttemptID]bool // lost, as was delivered
+	asked    map[provisioning.NodeAttemptID]time.Duration // the longest wait that an answer asked for
+	doomed   map[provisioning.NodeAttemptID]bool          // lost or replaced, as was delivered
 	// behind are pending operations that were queued behind a call of their
 	// own attempt; they take no place of MaxInFlight.
 	behind     map[provisioning.OperationID]bool
@@ -26,13 +29,17 @@ type watch struct {
 	called     map[provisioning.OperationID]bool
 	expired    map[provisioning.OperationID]bool
 	started    int // calls in all
+	at         map[provisioning.NodeAttemptID]place
+	cells      map[Cell]int
 }
 
 func newWatch() watch {
 	return watch{
+		failures: make(map[provisioning.LogicalNodeID]int), cells: make(map[Cell]int), at: make(map[provisioning.NodeAttemptID]place),
 		attempts: make(map[provisioning.LogicalNodeID][]provisioning.NodeAttemptID),
 		over:     make(map[provisioning.NodeAttemptID]bool), running: make(map[provisioning.NodeAttemptID]int),
 		calls:    make(map[provisioning.NodeAttemptID][]provisioning.OperationKind),
+		asked:    make(map[provisioning.NodeAttemptID]time.Duration),
 		wasReady: make(map[provisioning.NodeAttemptID]bool), doomed: make(map[provisioning.NodeAttemptID]bool),
 		behind: make(map[provisioning.OperationID]bool), dispatched: make(map[provisioning.OperationID]bool),
 		submitted: make(map[provisioning.OperationID]bool), called: make(map[provisioning.OperationID]bool),
@@ -116,10 +123,17 @@ func (w *World) holdRecorded(what string, node provisioning.ManagedNode, ok bool
 // moment is right for it.
 func (w *World) holdEffect(what string, node provisioning.ManagedNode, e provisioning.Effect) {
 	r := &node.Record
+	if was, seen := w.seen[node.Attempt]; seen && was.Pending == nil && was.Intent == node.Intent && was.NextSequence == e.Operation.Sequence &&
+		was.Retry.NextEffectAt.After(e.DispatchedAt) {
+		w.problem("G4: %s has to wait until %v", what, was.Retry.NextEffectAt)
+	}
 	if !e.DispatchedAt.Before(e.Deadline) || node.Pending != nil && !node.Pending.Deadline.Equal(e.Deadline) {
 		w.problem("%s has deadline %v, dispatched at %v", what, e.Deadline, e.DispatchedAt)
 	}
 	deleting := node.Intent == provisioning.Deleting
+	if w.halted && !deleting {
+		w.problem("%s on the way up, during a pause", what)
+	}
 	switch e.Kind {
 	case provisioning.CreateLease:
 		if r.Lease != "" {
@@ -243,14 +257,20 @@ func (w *World) onEvent(e provisioning.Event) {
 	} else {
 		w.sayOf(e.Node, "   %v", e)
 	}
+	if err := w.watch.locate(e); err != nil {
+		w.problem("%v", err)
+	}
 	switch e.Kind {
 	case provisioning.EventAttemptStarted:
 		w.attemptStarted(e)
+	case provisioning.EventAttemptFailed:
+		w.watch.failures[e.Node]++
 	case provisioning.EventDispatch:
 		w.watch.dispatched[e.OperationID] = true
 	case provisioning.EventFold:
 		o := e.Observation
-		if o.Kind == provisioning.NodeLost || o.Kind == provisioning.OperationCompleted && o.Completion.Class == provisioning.ClassLeaseLost {
+		w.watch.asked[e.Attempt] = max(w.watch.asked[e.Attempt], o.Completion.RetryAfter)
+		if o.Kind == provisioning.NodeLost || o.Kind == provisioning.ReplaceRequested || o.Kind == provisioning.OperationCompleted && o.Completion.Class == provisioning.ClassLeaseLost {
 			w.watch.doomed[e.Attempt] = true
 		}
 	case provisioning.EventReady:
@@ -271,6 +291,9 @@ func (w *World) onEvent(e provisioning.Event) {
 // attemptStarted: attempts only go up, and a slot is reused only when nothing
 // is left of its last attempt (G2, G6).
 func (w *World) attemptStarted(e provisioning.Event) {
+	if w.halted {
+		w.problem("attempt %d of %s begins during a pause", e.Attempt, e.Node)
+	}
 	if e.Attempt <= w.watch.newest || e.Attempt < w.config.FirstAttempt {
 		w.problem("G2: attempt %d of %s after attempt %d", e.Attempt, e.Node, w.watch.newest)
 	}
@@ -284,7 +307,7 @@ func (w *World) attemptStarted(e provisioning.Event) {
 }
 
 // deleting: an attempt is given up for one of three reasons, a ready one only
-// if it was lost (G8).
+// if it was lost, or an operator wants another (G8).
 func (w *World) deleting(e provisioning.Event) {
 	node, ok := w.Driver.Node(e.Node)
 	if !ok || node.Attempt != e.Attempt {
@@ -298,9 +321,12 @@ func (w *World) deleting(e provisioning.Event) {
 	switch {
 	case node.Record.Index >= group.Count: // the highest indices go
 	case node.Record.Spec.Shape.Image != group.Image: // drift
+		if w.halted && w.watch.wasReady[e.Attempt] && node.Record.FailedReason == "" {
+			w.problem("%s#%d is ready and outdated and is torn down during a pause", e.Node, e.Attempt)
+		}
 	case node.Record.FailedReason == "":
 		w.problem("G8: %s#%d is being deleted without a reason", e.Node, e.Attempt)
 	case w.watch.wasReady[e.Attempt] && !w.watch.doomed[e.Attempt]:
-		w.problem("%s#%d was ready and is torn down without a loss: %s", e.Node, e.Attempt, node.Record.FailedReason)
+		w.problem("%s#%d was ready and is torn down without a loss and without being asked for: %s", e.Node, e.Attempt, node.Record.FailedReason)
 	}
 }

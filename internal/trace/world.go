@@ -26,25 +26,32 @@ type World struct {
 	// AfterDrive, if not nil, is called when nothing is left to do.
 	AfterDrive func() error
 
-	config     Config
-	submits    provisioning.EffectExecutor // what the driver submits to
-	work       *fakebackend.Work
-	random     *rand.Rand
-	goroutines int           // when the world began
-	start      time.Time     // provider time
-	setBack    time.Duration // how far the host's clock is behind the provider's
+	config      Config
+	lateByLabel bool                        // a create may land late at a provider that knows labels alone
+	submits     provisioning.EffectExecutor // what the driver submits to
+	work        *fakebackend.Work
+	random      *rand.Rand
+	goroutines  int           // when the world began
+	start       time.Time     // provider time
+	setBack     time.Duration // how far the host's clock is behind the provider's
 
-	wish     wish      // the accepted one
-	working  wish      // that the last pass began with
+	wish     wish // the accepted one
+	working  wish // that the last pass began with
+	halted   bool // the pass goes by a pause, or the last one did
+	inPass   bool
 	breaking int       // the executor panics when it is called so many times more; 0: it does not
 	during   [][]Group // to be wished for from within submissions
 
 	inbox     []provisioning.Observation // answered, not yet delivered
 	delivered map[provisioning.LogicalNodeID][]provisioning.Observation
-	losing    map[provisioning.LogicalNodeID]int // so many stream reports of the provider are lost
-	told      map[string]bool                    // what the tail has reported, or the trace before it
+	heard     map[provisioning.LogicalNodeID][]provisioning.Observation // of these what could have been so: no news of attempts to come
+	losing    map[provisioning.LogicalNodeID]int                        // so many stream reports of the provider are lost
+	told      map[string]bool                                           // what the tail has reported, or the trace before it
+	again     bool                                                      // everything is reported again and again
+	calm      map[provisioning.LogicalNodeID]int                        // the attempts when the trouble stopped; nil: it has not
 
 	watch watch
+	held  heldBack
 	seen  map[provisioning.NodeAttemptID]provisioning.ManagedNode // by the last check
 	log   []string
 	logOf map[provisioning.LogicalNodeID][]string
@@ -55,6 +62,7 @@ type wish struct {
 	shape   provisioning.ClusterShape
 	groups  []Group
 	desired *provisioning.Desired
+	specs   map[provisioning.LogicalNodeID]*provisioning.LogicalNodeSpec
 }
 
 // New sets up the world of a trace. Close ends it.
@@ -62,7 +70,11 @@ func New(tr Trace) (*World, error) {
 	c := tr.Config
 	w := &World{config: c, goroutines: runtime.NumGoroutine(), random: rand.New(rand.NewPCG(c.Seed, 1)), watch: newWatch(),
 		told: make(map[string]bool), losing: make(map[provisioning.LogicalNodeID]int),
+		heard:     make(map[provisioning.LogicalNodeID][]provisioning.Observation),
 		delivered: make(map[provisioning.LogicalNodeID][]provisioning.Observation), logOf: make(map[provisioning.LogicalNodeID][]string)}
+	for _, s := range tr.Steps {
+		w.lateByLabel = w.lateByLabel || c.Class == fakebackend.Label && strings.HasPrefix(s.Outcome.String(), "late")
+	}
 	w.Fake = fakebackend.New(fakebackend.Config{
 		Class: c.Class, Lag: c.Lag, Settle: c.Settle, ManualBootstrap: c.ManualBootstrap, JoinAfter: c.JoinAfter,
 	})
@@ -108,7 +120,7 @@ func Play(tr Trace, afterDrive func(w *World) error) (*World, error) {
 // Story returns the trace and the end of what happened in it.
 func (w *World) Story(tr Trace) string {
 	const kept = 120
-	return fmt.Sprintf("%v\n%s", tr, strings.Join(w.log[max(0, len(w.log)-kept):], "\n"))
+	return fmt.Sprintf("a trace of %d events:\n%v\n%s", tr.Events(), tr, strings.Join(w.log[max(0, len(w.log)-kept):], "\n"))
 }
 
 // Log returns all that happened, line by line: events and calls, with times
@@ -139,12 +151,27 @@ func (w *World) Calls(attempt provisioning.NodeAttemptID) []provisioning.Operati
 	return slices.Clone(w.watch.calls[attempt])
 }
 
+// Effects are what the provider did for an attempt.
+type Effects struct{ Bought, GivenBack, Bootstraps int }
+
+// Effects returns them for each attempt of a slot so far, oldest first.
+func (w *World) Effects(slot provisioning.LogicalNodeID) []Effects {
+	var all []Effects
+	for _, attempt := range w.watch.attempts[slot] {
+		key := provisioning.ExternalKey{Run: Run, Node: slot, Attempt: attempt}
+		all = append(all, Effects{w.Fake.CreatedKey(key), w.Fake.DestroyedKey(key), w.Fake.StartedKey(key)})
+	}
+	return all
+}
+
 // CallCount is how many calls have started.
 func (w *World) CallCount() int { return w.watch.started }
 
 // State returns the observed state as JSON.
-func (w *World) State() string {
-	text, err := json.Marshal(w.Driver.Snapshot())
+func (w *World) State() string { return stateText(w.Driver.Snapshot()) }
+
+func stateText(state *provisioning.ClusterState) string {
+	text, err := json.Marshal(state)
 	if err != nil {
 		panic(err) // it has no part that cannot be written
 	}
@@ -173,7 +200,10 @@ func (w *World) accepted(shape provisioning.ClusterShape, groups []Group) error 
 	if err != nil {
 		return fmt.Errorf("the driver accepted what Expand refuses: %w", err)
 	}
-	w.wish = wish{shape, groups, desired}
+	w.wish = wish{shape, groups, desired, make(map[provisioning.LogicalNodeID]*provisioning.LogicalNodeSpec)}
+	for spec := range desired.All() {
+		w.wish.specs[spec.Node] = &spec
+	}
 	return nil
 }
 
@@ -183,16 +213,10 @@ func (w *World) Wish(groups []Group) error {
 	if err := w.Driver.UpdateDesired(shape); err != nil {
 		return err
 	}
-	return w.accepted(shape, groups)
-}
-
-func (w *World) wanted(slot provisioning.LogicalNodeID) *provisioning.LogicalNodeSpec {
-	for spec := range w.wish.desired.All() {
-		if spec.Node == slot {
-			return &spec
-		}
+	if w.calm != nil {
+		w.countFromHere()
 	}
-	return nil
+	return w.accepted(shape, groups)
 }
 
 // group returns what is wished for of a group; nothing if it is not.
@@ -234,15 +258,46 @@ func (w *World) take(o provisioning.Observation) {
 	w.inbox = append(w.inbox, o)
 }
 
+// deliver delivers what a step brings. Driven by hand it is folded by the next
+// pass, whenever that comes.
+func (w *World) deliver(observations ...provisioning.Observation) error {
+	for _, o := range observations {
+		w.Deliver(o)
+		if w.config.ManualDrive {
+			continue
+		}
+		if err := w.foldAlone(o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// foldAlone folds an observation that was delivered, if that is to be done
+// outside of passes, and asks what must be true. A pass follows in the same
+// instant.
+func (w *World) foldAlone(o provisioning.Observation) error {
+	if w.config.FoldOnly == nil || w.inPass {
+		return nil
+	}
+	if err := errors.Join(w.config.FoldOnly(w.Driver, w.Now()), w.check()); err != nil {
+		return fmt.Errorf("folding %v of %s#%d: %w", o.Kind, o.Node, o.Attempt, err)
+	}
+	return nil
+}
+
 // Deliver delivers an observation, past the inbox.
 func (w *World) Deliver(o provisioning.Observation) {
 	w.Driver.Deliver(o)
 	w.delivered[o.Node] = append(w.delivered[o.Node], o)
+	if o.Attempt <= w.watch.newest {
+		w.heard[o.Node] = append(w.heard[o.Node], o)
+	}
 }
 
 // deliverAll delivers what was answered: of one slot in the order in which it
 // was, of different slots in the order of the world.
-func (w *World) deliverAll() bool {
+func (w *World) deliverAll() (bool, error) {
 	answered := w.inbox
 	w.inbox = nil
 	switch w.config.Order {
@@ -274,8 +329,11 @@ func (w *World) deliverAll() bool {
 	}
 	for _, o := range answered {
 		w.Deliver(o)
+		if err := w.foldAlone(o); err != nil {
+			return true, err
+		}
 	}
-	return len(answered) > 0
+	return len(answered) > 0, nil
 }
 
 // runWork runs up to n pieces of work, in the order of the world.
@@ -299,20 +357,25 @@ func (w *World) runWork(n int) bool {
 const maxRounds = 5000
 
 // answer lets the provider do and say what is due now, and delivers it.
-func (w *World) answer() bool {
+func (w *World) answer() (bool, error) {
 	w.Fake.AdvanceTo(w.Fake.Now())
 	worked := w.runWork(maxRounds)
-	return w.deliverAll() || worked
+	delivered, err := w.deliverAll()
+	return delivered || worked, err
 }
 
 // pass runs one pass if one is queued, and asks what must be true after it.
 func (w *World) pass() (bool, error) {
 	w.working = w.wish
+	before := w.halted
+	w.halted = w.Driver.Paused()
 	ran, broken, err := w.driveNext()
 	switch {
 	case err != nil || !ran:
+		w.halted = before
 		return ran, err
 	case broken: // whole at every moment, if not done
+		w.held.unsure = true
 		return true, w.check()
 	}
 	return true, w.checkAfterPass()
@@ -323,7 +386,9 @@ var errBroken = errors.New("trace: the executor is broken")
 
 // driveNext is DriveNext, fenced against the panic of a BreakPass.
 func (w *World) driveNext() (ran, broken bool, err error) {
+	w.inPass = true
 	defer func() {
+		w.inPass = false
 		if cause := recover(); cause == any(errBroken) {
 			ran, broken = true, true
 			w.say("   the pass broke")
@@ -349,7 +414,10 @@ func (w *World) maybeBreak() {
 // Drive goes on until nothing is left to do now.
 func (w *World) Drive() error {
 	for range maxRounds {
-		answered := w.answer()
+		answered, err := w.answer()
+		if err != nil {
+			return err
+		}
 		w.Driver.TriggerIfDue(w.Now())
 		passes := 0
 		for ; passes < maxRounds; passes++ {

@@ -9,6 +9,7 @@ package verify
 import (
 	"flag"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -23,6 +24,25 @@ func Full() bool { return *full }
 // Seed returns what a test that draws without rapid draws from. It is the same
 // in every run but those of `make verify`.
 func Seed() uint64 { return *seed }
+
+// Checks makes rapid check a property n times in its short form, unless the
+// command line says how often. A full form is told by its step of make verify.
+func Checks(t testing.TB, n int) {
+	t.Helper()
+	checks, given := flag.Lookup("rapid.checks"), Full()
+	flag.Visit(func(f *flag.Flag) { given = given || f == checks })
+	if given {
+		return
+	}
+	before := checks.Value.String()
+	set := func(value string) {
+		if err := checks.Value.Set(value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(strconv.Itoa(n))
+	t.Cleanup(func() { set(before) })
+}
 
 // Mark begins a line that holds a figure. The fields behind it are separated by
 // tabs: the name of the test, what was counted, how many, the target, and "ok"
