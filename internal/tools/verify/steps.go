@@ -27,6 +27,8 @@ var steps = []step{
 	{name: "independence of slots", pkg: ".", run: "^TestProp_G10SlotsAreIndependent$", checks: 20_000, timeout: 30 * time.Minute},
 	{name: "soak", pkg: ".", run: "^TestSoak$", timeout: 10 * time.Minute},
 	{name: "perturbations", pkg: ".", run: "^(TestPerturbedAtEveryPass|TestProp_G7PerturbedRunsEndAlike)$", checks: 20_000, timeout: 60 * time.Minute},
+	{name: "random traces", pkg: ".", run: "^TestProp_RandomTraces$", checks: 20_000, timeout: 180 * time.Minute},
+	{name: "planted bugs", pkg: "./internal/planted", run: "^TestPlantedBugsAreFound$", timeout: 120 * time.Minute},
 	{name: "histories", dir: "internal/histories", pkg: ".", run: "^Test(Executor|Driver)", race: true, timeout: 20 * time.Minute},
 	{name: "mutants of the ladder", pkg: ".", run: "^TestLadderMutants$", timeout: 10 * time.Minute},
 	mutants("observe.go", 0),
