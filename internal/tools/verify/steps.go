@@ -54,7 +54,7 @@ func mutants(file string, draw int) step {
 
 // slowTests are asked about a mutant only when no other test has noticed it.
 const slowTests = `^(TestExhaustive.*|TestPerturbed.*|TestLadderMutants|TestSoak|TestBenchmarksRun|TestBackendOfTheExample|` +
-	`TestWrappersKeepTheContract|Example_conformance|TestProp_G.*)$`
+	`TestWrappersKeepTheContract|Example_conformance|TestProp_G.*|TestProp_Random.*)$`
 
 func fuzz(pkg, target string) step {
 	return step{name: "fuzz " + target, pkg: pkg, run: target, fuzz: time.Minute, timeout: 10 * time.Minute}
