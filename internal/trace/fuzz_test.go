@@ -77,7 +77,7 @@ func (b *fuzzBytes) step() Step {
 	case Script, Release:
 		s.Slot, s.N = b.slot(), 1+b.next()%4
 		s.Operation, s.Outcome = b.call(s.Kind)
-	case Remove:
+	case Remove, Replace:
 		s.Slot = b.slot()
 	case Event:
 		s.Slot, s.Event, s.Age, s.DeadSession = b.slot(), b.event(), fuzzPick(b, 0, 1, 2, -1), b.next()%4 == 3

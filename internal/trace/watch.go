@@ -103,7 +103,15 @@ func (x watchedExecutor) Submit(e provisioning.Effect) (bool, error) {
 func (x watchedExecutor) Expire(id provisioning.OperationID) provisioning.Completion {
 	x.w.maybeBreak()
 	x.w.watch.expired[id] = true
-	return x.EffectExecutor.Expire(id)
+	c := x.EffectExecutor.Expire(id)
+	x.w.watch.asks(id.Attempt, c)
+	return c
+}
+
+// asks notes how long an answer asks to wait. The event of its fold may come too
+// late: a pass that breaks off tells what it has folded in the next one.
+func (w *watch) asks(attempt provisioning.NodeAttemptID, c provisioning.Completion) {
+	w.asked[attempt] = max(w.asked[attempt], c.RetryAfter)
 }
 
 // holdRecorded: what is to be called is on record as the pending operation of
@@ -269,7 +277,7 @@ func (w *World) onEvent(e provisioning.Event) {
 		w.watch.dispatched[e.OperationID] = true
 	case provisioning.EventFold:
 		o := e.Observation
-		w.watch.asked[e.Attempt] = max(w.watch.asked[e.Attempt], o.Completion.RetryAfter)
+		w.watch.asks(e.Attempt, o.Completion)
 		if o.Kind == provisioning.NodeLost || o.Kind == provisioning.ReplaceRequested || o.Kind == provisioning.OperationCompleted && o.Completion.Class == provisioning.ClassLeaseLost {
 			w.watch.doomed[e.Attempt] = true
 		}

@@ -289,6 +289,7 @@ func (w *World) foldAlone(o provisioning.Observation) error {
 // Deliver delivers an observation, past the inbox.
 func (w *World) Deliver(o provisioning.Observation) {
 	w.Driver.Deliver(o)
+	w.watch.asks(o.Attempt, o.Completion)
 	w.delivered[o.Node] = append(w.delivered[o.Node], o)
 	if o.Attempt <= w.watch.newest {
 		w.heard[o.Node] = append(w.heard[o.Node], o)
