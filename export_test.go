@@ -39,3 +39,23 @@ func ExhaustiveScenarios(faults uint8, n int) []string {
 
 // RaceDetector: the race detector is on, and everything takes ten times as long.
 const RaceDetector = exRace
+
+// NaiveDriver is dtNaive, with the methods of a driver that it has not.
+type NaiveDriver struct{ *dtNaive }
+
+// NewNaiveDriver is dtNewNaive.
+func NewNaiveDriver(shape ClusterShape, config Config) NaiveDriver {
+	return NaiveDriver{dtNewNaive(shape, config)}
+}
+
+// DriveNext is drive.
+func (d NaiveDriver) DriveNext(now time.Time, executor EffectExecutor) (bool, error) {
+	return d.drive(now, executor), nil
+}
+
+// Snapshot returns the state itself, to be read before the next pass.
+func (d NaiveDriver) Snapshot() *ClusterState { return d.state }
+
+// Pause and Resume are setPaused.
+func (d NaiveDriver) Pause()  { d.setPaused(true) }
+func (d NaiveDriver) Resume() { d.setPaused(false) }
