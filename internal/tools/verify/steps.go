@@ -25,6 +25,8 @@ var steps = []step{
 	{name: "exhaustive search, two slots", pkg: ".", run: "^TestExhaustiveTwoSlots$", timeout: 120 * time.Minute},
 	{name: "the incremental and the naive driver", pkg: ".", run: "^TestProp_G1IncrementalDriverAgreesWithNaive$", checks: 25_000, timeout: 60 * time.Minute},
 	{name: "independence of slots", pkg: ".", run: "^TestProp_G10SlotsAreIndependent$", checks: 20_000, timeout: 30 * time.Minute},
+	{name: "metamorphic relations", pkg: ".", run: "^TestProp_MetamorphicRelations$", checks: 1_000, timeout: 60 * time.Minute},
+	{name: "shapes after shapes", pkg: ".", run: "^TestEvery(ShapeAfterEveryOther|InvalidShapeIsRefused)$", timeout: 60 * time.Minute},
 	{name: "soak", pkg: ".", run: "^TestSoak$", timeout: 10 * time.Minute},
 	{name: "perturbations", pkg: ".", run: "^(TestPerturbedAtEveryPass|TestProp_G7PerturbedRunsEndAlike)$", checks: 20_000, timeout: 60 * time.Minute},
 	{name: "random traces", pkg: ".", run: "^TestProp_RandomTraces$", checks: 20_000, timeout: 180 * time.Minute},
@@ -54,7 +56,7 @@ func mutants(file string, draw int) step {
 
 // slowTests are asked about a mutant only when no other test has noticed it.
 const slowTests = `^(TestExhaustive.*|TestPerturbed.*|TestLadderMutants|TestSoak|TestBenchmarksRun|TestBackendOfTheExample|` +
-	`TestWrappersKeepTheContract|Example_conformance|TestProp_G.*|TestProp_Random.*)$`
+	`TestWrappersKeepTheContract|Example_conformance|TestProp_G.*|TestProp_Random.*|TestProp_Metamorphic.*|TestEveryShape.*|TestEveryInvalid.*)$`
 
 func fuzz(pkg, target string) step {
 	return step{name: "fuzz " + target, pkg: pkg, run: target, fuzz: time.Minute, timeout: 10 * time.Minute}
