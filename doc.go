@@ -29,7 +29,11 @@
 //     [ClusterDriver.UpdateDesired], and when [ClusterDriver.RequeueAt] has come.
 //     One goroutine at a time.
 //  3. Give it the present time, which may stand still or go back; no wait is
-//     lengthened by that, and nothing fires early.
+//     lengthened by that, and nothing fires early. Call
+//     [ClusterDriver.TriggerIfDue] right before an update, a Pause or a Resume,
+//     so that their events and the journal date them by the present time and
+//     not by the last pass. Whichever goroutines that happens on, no reading of
+//     the clock may overtake another.
 //  4. Sleep until RequeueAt or the next delivery. A slow tick beside it is a
 //     safety net, not what moves things.
 //  5. On the way out, stop driving, close the executor, and look at

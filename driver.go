@@ -395,21 +395,31 @@ func (d *ClusterDriver) Trigger() {
 }
 
 // TriggerIfDue queues a pass if RequeueAt has come and reports whether it did.
+// Like a pass it feeds the driver's clock, by which the events of updates and
+// pauses are dated: whoever cares when those were calls it right before them.
 func (d *ClusterDriver) TriggerIfDue(now time.Time) bool {
 	d.in.Lock()
 	defer d.in.Unlock()
-	tick, err := d.clock.read(now, d.longest)
+	tick, err := d.feed(now)
 	if err != nil { // the pass that this queues will say so
 		d.triggered = true
 		return true
 	}
-	d.clock.feed(now, tick)
 	if d.journal != nil {
 		d.journal.due(tick)
 	}
 	due := d.requeueAt.due(tick)
 	d.triggered = d.triggered || due
 	return due
+}
+
+// feed gives the clock what now is. The caller holds in.
+func (d *ClusterDriver) feed(now time.Time) (instant, error) {
+	tick, err := d.clock.read(now, d.longest)
+	if err == nil {
+		d.clock.feed(now, tick)
+	}
+	return tick, err
 }
 
 // RequeueAt returns when the next stored deadline wants a pass, in the time of
@@ -572,8 +582,14 @@ func (n *ownPasses) count(ownDoing bool) error {
 	return nil
 }
 
-// drive runs one pass, in seven steps, all at one now.
-func (d *ClusterDriver) drive(now time.Time, executor EffectExecutor) (outcome passOutcome, err error) {
+// drive runs one pass at now.
+func (d *ClusterDriver) drive(now time.Time, executor EffectExecutor) (passOutcome, error) {
+	return d.driveAt(&now, executor)
+}
+
+// driveAt runs one pass, in seven steps, all at one now; nil is the last now
+// that the clock was fed.
+func (d *ClusterDriver) driveAt(now *time.Time, executor EffectExecutor) (outcome passOutcome, err error) {
 	at, ownDoing, err := d.begin(now, executor)
 	if err != nil || at == 0 {
 		return passOutcome{}, err
@@ -651,7 +667,7 @@ func (d *ClusterDriver) tellSoFar() {
 
 // begin claims the pass and takes what was brought. It returns 0 if there is
 // no pass to run.
-func (d *ClusterDriver) begin(now time.Time, executor EffectExecutor) (at instant, ownDoing bool, err error) {
+func (d *ClusterDriver) begin(now *time.Time, executor EffectExecutor) (at instant, ownDoing bool, err error) {
 	d.in.Lock()
 	defer d.in.Unlock()
 	if executor == nil {
@@ -660,11 +676,12 @@ func (d *ClusterDriver) begin(now time.Time, executor EffectExecutor) (at instan
 	if d.running {
 		return 0, false, ErrReentrantPass
 	}
-	at, err = d.clock.read(now, d.longest)
-	if err != nil {
+	if now == nil {
+		now = &d.clock.last
+	}
+	if at, err = d.feed(*now); err != nil {
 		return 0, false, err
 	}
-	d.clock.feed(now, at)
 	asked := d.triggered || d.requeueAt.due(at)
 	if !asked && !d.dirty {
 		d.journalIdly()
@@ -764,12 +781,11 @@ func (d *ClusterDriver) foldOnly(now time.Time) error {
 		d.in.Unlock()
 		return ErrReentrantPass
 	}
-	at, err := d.clock.read(now, d.longest)
+	at, err := d.feed(now)
 	if err != nil {
 		d.in.Unlock()
 		return err
 	}
-	d.clock.feed(now, at)
 	d.running = true
 	d.takeInbox()
 	d.in.Unlock()

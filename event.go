@@ -72,7 +72,10 @@ type Event struct {
 	// Expired, of EventFold: the deadline of the operation came before its
 	// result did.
 	Expired bool
-	At      time.Time // in the driver's clock
+	// At is in the driver's clock: of what a pass does that of the pass; of
+	// updates and pauses what the clock was fed last, by a pass or by
+	// [ClusterDriver.TriggerIfDue]. A [Host] feeds it right before them.
+	At time.Time
 	// Took is how long it took, in the driver's clock: of a completion in
 	// EventFold since its dispatch; of EventReady, EventAttemptFailed and
 	// EventDestroyed since the attempt began. Zero also if that is not known.

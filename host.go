@@ -15,7 +15,8 @@ import (
 // Clock is where a [Host] reads the time and how it sleeps. The default is the
 // machine's monotonic clock; a test or a simulation brings its own.
 type Clock interface {
-	// Now returns the present instant. Only differences matter.
+	// Now returns the present instant. Only differences matter. It must not
+	// call the host.
 	Now() time.Time
 	// Sleep returns once Now has reached until, wake holds a value, which
 	// Sleep takes, or ctx is done.
@@ -74,6 +75,11 @@ type Host struct {
 	tick     time.Duration
 	wake     chan struct{}
 	folding  chan struct{} // holds a value unless a Close folds
+
+	// reading is held while the time is read and fed to the driver. One that is
+	// read early and fed late would look like a clock that was set back, and the
+	// way forward again would count twice.
+	reading sync.Mutex
 
 	// mu is never held while the driver, the executor or the user is called.
 	mu      sync.Mutex
@@ -143,6 +149,7 @@ func (h *Host) UpdateDesired(shape ClusterShape) error {
 	if h.closed.Load() {
 		return ErrHostClosed
 	}
+	h.tellTime()
 	if err := h.driver.UpdateDesired(shape); err != nil {
 		return err
 	}
@@ -176,14 +183,35 @@ func (h *Host) Replace(id LogicalNodeID, reason string) (NodeAttemptID, error) {
 
 // Pause stops growth, see [ClusterDriver.Pause], and wakes the loop.
 func (h *Host) Pause() {
+	h.tellTime()
 	h.driver.Pause()
 	h.rouse()
 }
 
 // Resume ends a pause and wakes the loop.
 func (h *Host) Resume() {
+	h.tellTime()
 	h.driver.Resume()
 	h.rouse()
+}
+
+// tellTime has what follows dated by the present time, in events and in the
+// journal.
+func (h *Host) tellTime() {
+	h.reading.Lock()
+	defer h.reading.Unlock()
+	h.driver.TriggerIfDue(h.clock.Now())
+}
+
+// readClock feeds the driver's clock for a pass.
+func (h *Host) readClock() (now time.Time, err error) {
+	h.reading.Lock()
+	defer h.reading.Unlock()
+	now = h.clock.Now()
+	h.driver.in.Lock()
+	defer h.driver.in.Unlock()
+	_, err = h.driver.feed(now)
+	return now, err
 }
 
 func (h *Host) rouse() {
@@ -249,8 +277,11 @@ func (h *Host) drive(ctx context.Context, done func() bool) error {
 		// One pass at a time, each at a now of its own. Under a stream of
 		// observations that never pauses there is always another pass to
 		// run; time must go on meanwhile, and ctx be heeded.
-		now := h.clock.Now()
-		pass, err := h.driver.drive(now, h.executor)
+		now, err := h.readClock()
+		if err != nil {
+			return err
+		}
+		pass, err := h.driver.driveAt(nil, h.executor)
 		if err != nil {
 			return err
 		}
@@ -351,6 +382,7 @@ func (h *Host) Drain(ctx context.Context) error {
 	if h.closed.Load() {
 		return h.withHeld(ErrHostClosed)
 	}
+	h.tellTime()
 	if err := h.driver.drain(); err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package provisioning
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -394,6 +396,78 @@ func TestHostTickIsOnlyASafetyNet(t *testing.T) {
 		require.Equal(t, passes+1, h.Status().Driver.Passes, "what woke nobody is seen at the next tick")
 		require.Error(t, run.stop())
 	})
+}
+
+// Updates and pauses are dated by the moment at which they came, not by the pass
+// before, which may be long ago, and no otherwise when the journal is repeated.
+func TestHostDatesWhatItIsAsked(t *testing.T) {
+	htBubble(t, func(t *testing.T, start time.Time) {
+		var journal bytes.Buffer
+		events := &htEvents{}
+		h := htHost(t, newHtBackend(), 2, func(c *HostConfig) { c.OnEvent, c.Tick, c.Journal = events.add, time.Hour, &journal })
+		run := htGo(h.Run)
+		require.NoError(t, h.WaitConverged(context.Background(), 1))
+		at := func(after time.Duration) { time.Sleep(time.Until(start.Add(after))); synctest.Wait() }
+		at(5 * time.Minute)
+		require.ErrorIs(t, h.UpdateDesired(htShape(0, 1)), ErrGenerationRegressed)
+		at(7 * time.Minute)
+		h.Pause()
+		at(11 * time.Minute)
+		require.NoError(t, h.UpdateDesired(htShape(2, 3)))
+		at(13 * time.Minute)
+		h.Resume()
+		at(17 * time.Minute)
+		require.NoError(t, h.Drain(context.Background()))
+		require.NoError(t, run.stop())
+
+		var again htEvents
+		report, err := ReplayWith(&journal, ReplayOptions{OnEvent: again.add})
+		require.NoError(t, err)
+		require.Nil(t, report.Difference, "%v", report.Difference)
+		for name, e := range map[string]*htEvents{"live": events, "repeated": &again} {
+			require.Equal(t, []time.Duration{5 * time.Minute}, e.of(EventUpdateRefused, start), name)
+			require.Equal(t, []time.Duration{7 * time.Minute}, e.of(EventPaused, start), name)
+			require.Equal(t, []time.Duration{11 * time.Minute, 17 * time.Minute}, e.of(EventUpdateAccepted, start), name)
+			require.Equal(t, []time.Duration{13 * time.Minute}, e.of(EventResumed, start), name)
+		}
+	})
+}
+
+// htSlowlyReadClock goes on with every reading, and lets others go first before
+// it says what it has read.
+type htSlowlyReadClock struct {
+	systemClock
+	read atomic.Int64
+}
+
+func (c *htSlowlyReadClock) Now() time.Time {
+	now := time.Unix(c.read.Add(1), 0)
+	for range 3 {
+		runtime.Gosched()
+	}
+	return now
+}
+
+// The driver's clock keeps the time of the host's, however many goroutines have
+// it read: a reading that overtakes another one would count the way between
+// them twice, and whatever waits would come too early.
+func TestHostReadsItsClockInOrder(t *testing.T) {
+	clock := &htSlowlyReadClock{}
+	h := htHost(t, newHtBackend(), 1, func(c *HostConfig) { c.Clock, c.Tick = clock, time.Nanosecond })
+	run := htGo(h.Run)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 2000 {
+				h.Pause()
+				h.Resume()
+			}
+		})
+	}
+	all.Wait()
+	_ = run.stop() // a machine is held, or was not bought yet
+	now := clock.Now()
+	require.Equal(t, now.UTC(), h.Driver().Clock(now))
 }
 
 func TestHostEventsWake(t *testing.T) {

@@ -495,6 +495,86 @@ func TestReplayUntil(t *testing.T) {
 	require.Equal(t, "steady", e.Decision.Rule.Name)
 }
 
+// A moment is told without what was wished for after it, also where no pass lies
+// between.
+func TestReplayUntilAnUpdate(t *testing.T) {
+	var journal bytes.Buffer
+	backend := fakebackend.New(fakebackend.Config{JoinAfter: 90 * time.Second})
+	work := backend.NewWork()
+	host, err := provisioning.NewHost(provisioning.HostConfig{
+		Shape: trace.Shape(1, trace.Group{ID: "w", Count: 3, Image: "a"}), Backend: backend, Journal: &journal,
+		Clock: work.Clock(nil), Go: work.Go, Tick: 24 * time.Hour,
+	})
+	require.NoError(t, err)
+	start := backend.Now()
+	ctx, stop := context.WithCancel(t.Context())
+	live := make(map[time.Duration]string)
+	moments := []time.Duration{30 * time.Minute, time.Hour - 1, time.Hour + time.Minute, 90 * time.Minute, 150 * time.Minute}
+	for _, after := range moments {
+		backend.At(start.Add(after), func() { live[after] = host.Driver().ExplainCluster(backend.Now()).String() })
+	}
+	backend.At(start.Add(time.Hour), func() {
+		require.NoError(t, host.UpdateDesired(trace.Shape(2, trace.Group{ID: "w", Count: 3, Image: "b"})))
+	})
+	backend.At(start.Add(2*time.Hour), func() {
+		host.Pause()
+		require.NoError(t, host.UpdateDesired(trace.Shape(3, trace.Group{ID: "w", Count: 4, Image: "b"})))
+	})
+	backend.At(start.Add(3*time.Hour), stop)
+	require.Error(t, host.Run(ctx), "machines are held")
+	require.Contains(t, live[30*time.Minute], "generation 1: 3 of 3 ready")
+	require.Contains(t, live[150*time.Minute], "generation 3: 3 of 4 ready; growth is paused")
+
+	for _, after := range moments {
+		now := start.Add(after)
+		report, err := provisioning.ReplayWith(bytes.NewReader(journal.Bytes()), provisioning.ReplayOptions{Until: now})
+		require.NoError(t, err)
+		require.Equal(t, live[after], report.Driver.ExplainCluster(now).String(), after)
+	}
+}
+
+// A driver of one's own tells when an update came by asking whether a pass is due
+// first; one that does not is repeated all the same, and dated as it was then.
+func TestJournalOfUndatedUpdates(t *testing.T) {
+	var journal bytes.Buffer
+	var live, again []string
+	tell := func(to *[]string) func(provisioning.Event) {
+		return func(e provisioning.Event) {
+			if e.Kind != provisioning.EventPass {
+				*to = append(*to, e.At.Format(time.TimeOnly)+" "+e.String())
+			}
+		}
+	}
+	d, err := provisioning.NewClusterDriver(trace.Shape(1), provisioning.Config{Journal: &journal, OnEvent: tell(&live)})
+	require.NoError(t, err)
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	pass := func() {
+		_, err := d.DriveUntilBlocked(now, &jnExecutor{})
+		require.NoError(t, err)
+	}
+	pass()
+	now = now.Add(time.Hour)
+	require.NoError(t, d.UpdateDesired(trace.Shape(2)))
+	pass()
+	now = now.Add(time.Hour)
+	d.TriggerIfDue(now)
+	require.NoError(t, d.UpdateDesired(trace.Shape(3)))
+	now = now.Add(time.Hour)
+	d.Pause() // not dated
+	pass()
+	require.Equal(t, []string{"00:00:00 UpdateAccepted generation 2", "02:00:00 UpdateAccepted generation 3", "02:00:00 Paused"}, live)
+	now = now.Add(time.Hour)
+	d.Resume()
+	pass()
+	require.Equal(t, "03:00:00 Resumed", live[3])
+
+	report, err := provisioning.ReplayWith(&journal, provisioning.ReplayOptions{OnEvent: tell(&again)})
+	require.NoError(t, err)
+	require.Nil(t, report.Difference, "%v", report.Difference)
+	live[3] = "04:00:00 Resumed" // by the pass that finds it, where nothing else is known
+	require.Equal(t, live, again)
+}
+
 // A run of many nodes is repeated faster than it can have happened.
 func BenchmarkReplay(b *testing.B) {
 	var journal bytes.Buffer

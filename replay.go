@@ -40,8 +40,9 @@ func (e *JournalError) Unwrap() error { return e.Err }
 // ReplayOptions are for programs that show what happened. The zero value
 // replays all of a journal.
 type ReplayOptions struct {
-	// Until, if not zero, ends the replay before the first pass after it.
-	// It is in the driver's clock.
+	// Until, if not zero, ends the replay before the first pass or question
+	// whether one is due that is later, and so before the updates that were
+	// offered after that. It is in the driver's clock.
 	Until time.Time
 	// OnEvent is the [Config.OnEvent] of the driver.
 	OnEvent func(Event)
@@ -106,6 +107,7 @@ type replayer struct {
 	reader  *bufio.Reader
 	options ReplayOptions
 	read    int    // lines
+	fed     bool   // the clock was, since the last pass
 	sum     uint32 // of them
 	// ahead are lines that were read and not yet written by the driver. The
 	// first is line report.Lines+1.
@@ -210,20 +212,27 @@ func (p *replayer) run() {
 			p.cutOff()
 		case line.Update != nil:
 			p.offer(line.Update)
+		case line.Due != nil && p.later(line.Due.At):
+			return
 		case line.Due != nil:
+			p.fed = true
 			p.report.Driver.TriggerIfDue(line.Due.At)
 			p.settle()
 		case line.Deliver != nil:
 			p.report.Driver.Deliver(line.Deliver.observation())
+		case line.Pass != nil && p.later(line.Pass.At):
+			return
 		case line.Pass != nil:
-			if until := p.options.Until; !until.IsZero() && line.Pass.At.After(until) {
-				return
-			}
 			p.pass(line.Pass)
 		default:
 			p.fail(fmt.Errorf("%w: this line can only stand within a pass", ErrJournalCorrupt))
 		}
 	}
+}
+
+// later reports whether a moment is one that is not repeated.
+func (p *replayer) later(at time.Time) bool {
+	return !p.options.Until.IsZero() && at.After(p.options.Until)
 }
 
 // begin makes the driver from the first line.
@@ -319,6 +328,15 @@ func (p *replayer) drive(at time.Time, foldOnly, paused bool) (err error) {
 	if foldOnly {
 		return d.foldOnly(at)
 	}
+	if !p.fed { // nothing says when it was paused or resumed, but that this pass finds it so
+		d.in.Lock()
+		_, err = d.feed(at)
+		d.in.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+	p.fed = false
 	d.setPaused(paused)
 	d.Trigger()
 	_, err = d.drive(at, p)
