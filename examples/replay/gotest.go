@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"go/ast"
+	"go/build"
 	"go/parser"
 	"go/token"
 	"io"
@@ -15,7 +17,7 @@ import (
 	"github.com/swactor/provisioning"
 )
 
-const testText = `package %s
+const testText = `package %s_test
 
 import (
 	"os"
@@ -25,7 +27,7 @@ import (
 )
 
 // What testdata/%s holds goes as it went.
-func Test%s(t *testing.T) {
+func %s(t *testing.T) {
 	journal, err := os.Open("testdata/%s")
 	if err != nil {
 		t.Fatal(err)
@@ -44,12 +46,20 @@ func Test%s(t *testing.T) {
 // writeTest writes a test and, beside it, the part of the journal up to its
 // last whole pass. It writes over no file.
 func writeTest(test, journalName string, journal []byte, report provisioning.ReplayReport, out io.Writer) error {
-	if !strings.HasSuffix(test, "_test.go") {
-		return fmt.Errorf("%s: the name of a test ends in _test.go", test)
+	if base := filepath.Base(test); !strings.HasSuffix(base, "_test.go") || strings.ContainsAny(base[:1], "_.") {
+		return fmt.Errorf("%s: the name of a test begins with neither _ nor . and ends in _test.go", test)
 	}
 	dir, name := filepath.Dir(test), filepath.Base(journalName)
 	if strings.ContainsAny(name, "\"\\\n\r%") {
 		return fmt.Errorf("%q is no name that fits into a test", name)
+	}
+	pkg, err := packageOf(dir)
+	if err != nil {
+		return err
+	}
+	function, err := freeName(dir, title(name))
+	if err != nil {
+		return err
 	}
 	kept := journal
 	if report.Difference == nil { // else all of it: the test is to show the difference
@@ -59,7 +69,7 @@ func writeTest(test, journalName string, journal []byte, report provisioning.Rep
 	if err := os.MkdirAll(data, 0o755); err != nil {
 		return err
 	}
-	text := fmt.Sprintf(testText, packageOf(dir), name, title(name), name)
+	text := fmt.Sprintf(testText, pkg, name, function, name)
 	if err := writeNew(test, []byte(text)); err != nil {
 		return err
 	}
@@ -67,7 +77,7 @@ func writeTest(test, journalName string, journal []byte, report provisioning.Rep
 	if err := writeNew(data, kept); err != nil {
 		return errors.Join(err, os.Remove(test))
 	}
-	fmt.Fprintf(out, "wrote %s and %s, %d of %d lines\n", test, data, bytes.Count(kept, []byte("\n")), bytes.Count(journal, []byte("\n")))
+	fmt.Fprintf(out, "wrote %s with %s and %s, %d of %d lines\n", test, function, data, bytes.Count(kept, []byte("\n")), bytes.Count(journal, []byte("\n")))
 	return nil
 }
 
@@ -84,19 +94,43 @@ func wholePasses(journal []byte, lines int) []byte {
 	return journal[:end]
 }
 
-// packageOf returns the package of a directory, or one that may be there.
-func packageOf(dir string) string {
-	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+// packageOf returns the name of the package in a directory, found as the go
+// command finds it.
+func packageOf(dir string) (string, error) {
+	found, err := build.ImportDir(dir, 0)
 	if err != nil {
-		return "incident"
+		return "", fmt.Errorf("a test needs a package beside it: %w", err)
 	}
+	return found.Name, nil
+}
+
+// freeName returns a name for a test that no test in the directory bears, also
+// not one for another system: the name itself or one with a number behind it.
+func freeName(dir, name string) (string, error) {
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return "", err
+	}
+	taken := make(map[string]bool)
 	for _, file := range files {
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.PackageClauseOnly)
-		if err == nil {
-			return parsed.Name.Name
+		if !strings.HasSuffix(file.Name(), "_test.go") {
+			continue
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(dir, file.Name()), nil, parser.SkipObjectResolution)
+		if err != nil {
+			return "", err
+		}
+		for _, declaration := range parsed.Decls {
+			if f, is := declaration.(*ast.FuncDecl); is && f.Recv == nil {
+				taken[f.Name.Name] = true
+			}
 		}
 	}
-	return "incident"
+	free := name
+	for n := 2; taken[free]; n++ {
+		free = fmt.Sprintf("%s_%d", name, n)
+	}
+	return free, nil
 }
 
 // title makes the name of a test from that of a file.
@@ -104,7 +138,7 @@ func title(name string) string {
 	words := strings.FieldsFunc(strings.TrimSuffix(name, filepath.Ext(name)), func(r rune) bool {
 		return !unicode.IsLetter(r) && !unicode.IsDigit(r)
 	})
-	title := "Replay"
+	title := "TestReplay"
 	for _, word := range words {
 		runes := []rune(word)
 		title += string(unicode.ToUpper(runes[0])) + string(runes[1:])

@@ -249,6 +249,10 @@ func TestGoTest(t *testing.T) {
 		"go.mod":   "module example.com/fleet\n\ngo 1.26.0\n\nrequire github.com/swactor/provisioning v0.0.0\n\nreplace github.com/swactor/provisioning => " + root + "\n",
 		"go.sum":   string(sums),
 		"fleet.go": "package fleet\n",
+		// What the go command does not take for the package, first.
+		"a_tool.go": "//go:build ignore\n\npackage main\n",
+		// The name of the test is taken, if only elsewhere.
+		"a_windows_test.go": "package fleet\n\nimport \"testing\"\n\nfunc TestReplayBadDay(*testing.T) {}\n",
 	} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
@@ -259,7 +263,12 @@ func TestGoTest(t *testing.T) {
 	code, stdout, stderr := play("-gotest", test, journal)
 	require.Equal(t, 1, code, "it is cut off")
 	require.Contains(t, stderr, "cut off")
-	require.Contains(t, stdout, "wrote "+test)
+	require.Contains(t, stdout, "wrote "+test+" with TestReplayBadDay_2 and ")
+	another := filepath.Join(dir, "bad_day.jsonl")
+	require.NoError(t, os.WriteFile(another, text, 0o644))
+	code, stdout, stderr = play("-gotest", filepath.Join(dir, "another_test.go"), another)
+	require.Zero(t, code, stderr)
+	require.Contains(t, stdout, " with TestReplayBadDay_3 and ")
 
 	goTest := func() (string, error) {
 		command := exec.Command("go", "test", "-mod=mod", "-v", ".")
@@ -270,7 +279,8 @@ func TestGoTest(t *testing.T) {
 	}
 	out, err := goTest()
 	require.NoError(t, err, out)
-	require.Contains(t, out, "--- PASS: TestReplayBadDay")
+	require.Contains(t, out, "--- PASS: TestReplayBadDay_2")
+	require.Contains(t, out, "--- PASS: TestReplayBadDay_3")
 
 	kept := filepath.Join(dir, "testdata", "bad day.jsonl")
 	text, err = os.ReadFile(kept)
@@ -286,4 +296,49 @@ func TestGoTest(t *testing.T) {
 	code, _, stderr = play("-gotest", filepath.Join(dir, "incident.go"), journal)
 	require.Equal(t, 2, code)
 	require.Contains(t, stderr, "ends in _test.go")
+	code, _, stderr = play("-gotest", filepath.Join(dir, "_incident_test.go"), journal)
+	require.Equal(t, 2, code, "the go command would not see it")
+	require.Contains(t, stderr, "begins with neither")
+}
+
+// The test belongs to the package that is there, from outside: it can be one that
+// this library imports, or the library. Where there is no one package nothing is
+// written.
+func TestGoTestPackage(t *testing.T) {
+	journal := incident(t)
+	for _, c := range []struct {
+		name  string
+		files map[string]string
+		pkg   string // "": refused
+		why   string
+	}{
+		{"the library", map[string]string{"driver.go": "package provisioning\n"}, "provisioning_test", ""},
+		{"tests of both kinds", map[string]string{"a_test.go": "package fleet_test\n", "b_test.go": "package fleet\n", "c.go": "package fleet\n"}, "fleet_test", ""},
+		{"a program", map[string]string{"main.go": "package main\n", "doc.go": "package documentation\n"}, "main_test", ""},
+		{"no package", nil, "", "no buildable Go source files"},
+		{"none on this system", map[string]string{"a.go": "//go:build ignore\n\npackage main\n"}, "", "no buildable Go source files"},
+		{"two packages", map[string]string{"a.go": "package a\n", "b.go": "package b\n"}, "", "found packages a (a.go) and b (b.go)"},
+		{"no Go", map[string]string{"a.go": "package a\n", "a_test.go": "package a\n\nfunc {\n"}, "", "a_test.go:3:6"},
+	} {
+		dir := t.TempDir()
+		for name, text := range c.files {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
+		}
+		test := filepath.Join(dir, "incident_test.go")
+		code, _, stderr := play("-gotest", test, journal)
+		if c.pkg == "" {
+			require.Equal(t, 2, code, c.name)
+			require.Contains(t, stderr, c.why, c.name)
+			require.NoFileExists(t, test, c.name)
+			require.NoDirExists(t, filepath.Join(dir, "testdata"), c.name)
+			continue
+		}
+		require.Zero(t, code, "%s: %s", c.name, stderr)
+		text, err := os.ReadFile(test)
+		require.NoError(t, err)
+		require.True(t, strings.HasPrefix(string(text), "package "+c.pkg+"\n"), c.name)
+	}
+	code, _, stderr := play("-gotest", filepath.Join(t.TempDir(), "nowhere", "incident_test.go"), journal)
+	require.Equal(t, 2, code)
+	require.Contains(t, stderr, "nowhere")
 }
