@@ -13,6 +13,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"reflect"
@@ -82,7 +83,7 @@ func begin(ctx context.Context, args []string, stdout *sureWriter, stderr io.Wri
 	plain := flags.Bool("plain", false, "print lines also on a terminal")
 	plan := flags.Bool("plan", false, "print what the first pass would do and why, and with -image or SECOND.json what that update\nwould change once the fleet is up, and exit")
 	image := flags.String("image", "", "with -plan: the update is to this `image` in every group")
-	journal := flags.String("journal", "", "write the journal of the run to this `file`, for examples/replay")
+	journal := flags.String("journal", "", "write the journal of the run to this new `file`, for examples/replay")
 	switch err := flags.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
 		return 0
@@ -93,6 +94,20 @@ func begin(ctx context.Context, args []string, stdout *sureWriter, stderr io.Wri
 		return 2
 	case *speed != 0 && !(*speed >= minSpeed && *speed <= maxSpeed):
 		fmt.Fprintf(stderr, "quickstart: -speed is %v, must be 0 or %v to %v\n", *speed, minSpeed, maxSpeed)
+		return 2
+	}
+	empty := ""
+	flags.Visit(func(f *flag.Flag) {
+		if f.Value.String() == "" {
+			empty = f.Name
+		}
+	})
+	if empty != "" {
+		fmt.Fprintf(stderr, "quickstart: -%s is empty\n", empty)
+		return 2
+	}
+	if *journal != "" && *plan {
+		fmt.Fprintln(stderr, "quickstart: -journal is for a run, and -plan is none")
 		return 2
 	}
 	if *image != "" && (!*plan || flags.NArg() == 2) {
@@ -115,9 +130,9 @@ func begin(ctx context.Context, args []string, stdout *sureWriter, stderr io.Wri
 	}
 	var kept io.Writer // a nil interface, where no file is a nil *os.File
 	var file *os.File
-	if *journal != "" && !*plan {
+	if *journal != "" {
 		var err error
-		if file, err = os.Create(*journal); err != nil {
+		if file, err = createNew(*journal); err != nil {
 			fmt.Fprintln(stderr, "quickstart:", printable(err.Error()))
 			return 2
 		}
@@ -146,6 +161,16 @@ func begin(ctx context.Context, args []string, stdout *sureWriter, stderr io.Wri
 		}
 	}
 	return report(stdout, stderr, s, untrue)
+}
+
+// createNew creates a file and overwrites none: the journal that is there may be
+// of the day that somebody looks into. A device or a pipe may be there.
+func createNew(name string) (*os.File, error) {
+	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if there, statErr := os.Stat(name); errors.Is(err, fs.ErrExist) && statErr == nil && !there.Mode().IsRegular() {
+		return os.OpenFile(name, os.O_WRONLY, 0)
+	}
+	return file, err
 }
 
 // report says how a story went.

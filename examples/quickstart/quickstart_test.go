@@ -316,6 +316,12 @@ b-0          delete   ready
 		require.Empty(t, stdout)
 		require.Equal(t, "quickstart: -image is for -plan with one shape\n", stderr)
 	}
+	for name, args := range map[string][]string{"image": {"-plan", "-image", "", first}, "journal": {"-journal", "", first}} {
+		code, stdout, stderr = play(args...)
+		require.Equal(t, 2, code)
+		require.Empty(t, stdout)
+		require.Equal(t, "quickstart: -"+name+" is empty\n", stderr)
+	}
 }
 
 func newTestStory(t *testing.T, seed uint64, shown view) *story {
@@ -515,10 +521,25 @@ func TestJournalThatCannotBeWritten(t *testing.T) {
 	require.Equal(t, 2, code)
 	require.Contains(t, stderr, "nowhere")
 
+	// One that is there is kept, and where none would be written none is named.
+	name := filepath.Join(t.TempDir(), "fleet.jsonl")
+	require.NoError(t, os.WriteFile(name, []byte("the bad day\n"), 0o644))
+	code, stdout, stderr := play("-journal", name)
+	require.Equal(t, 2, code)
+	require.Empty(t, stdout)
+	require.Contains(t, stderr, "exists")
+	text, err := os.ReadFile(name)
+	require.NoError(t, err)
+	require.Equal(t, "the bad day\n", string(text))
+	code, stdout, stderr = play("-plan", "-journal", filepath.Join(t.TempDir(), "fleet.jsonl"))
+	require.Equal(t, 2, code)
+	require.Empty(t, stdout)
+	require.Equal(t, "quickstart: -journal is for a run, and -plan is none\n", stderr)
+
 	if _, err := os.Stat("/dev/full"); err != nil {
 		t.Skip("this system has no device that is always full")
 	}
-	code, stdout, stderr := play("-journal", "/dev/full")
+	code, stdout, stderr = play("-journal", "/dev/full")
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, "not true: the journal is whole: provisioning: writing the journal:")
 	require.Contains(t, stdout, ", 0 left\n", "the fleet lives its life all the same")
