@@ -142,7 +142,7 @@ func (e Explanation) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s", e.Node, e.sentence())
 	if left := e.EndsAt.Sub(e.Now); left > 0 && e.Decision.Until.After(e.EndsAt) {
-		fmt.Fprintf(&b, "; in %s the attempt is out of time", left)
+		fmt.Fprintf(&b, "; in %s the attempt is out of time", roughly(left))
 	}
 	if e.Unresolved != NoOperation && e.Decision.Rule.Number != ruleResolve {
 		fmt.Fprintf(&b, "; what came of an earlier %s is not known yet", e.Unresolved)
@@ -152,7 +152,7 @@ func (e Explanation) String() string {
 	}
 	if call := e.StillRunning; call != nil {
 		fmt.Fprintf(&b, "; %s %s outlived its deadline and is still running after %s, since %s", call.Kind, call.Operation,
-			e.Now.Sub(call.Since), call.Since.UTC().Format(time.RFC3339))
+			roughly(e.Now.Sub(call.Since)), call.Since.UTC().Format(time.RFC3339))
 	}
 	fmt.Fprintf(&b, " [%s]", e.Decision.Rule)
 	return b.String()
@@ -160,7 +160,7 @@ func (e Explanation) String() string {
 
 func (e Explanation) sentence() string {
 	d := e.Decision
-	wait := fmt.Sprintf("waiting %s more", d.Until.Sub(e.Now))
+	wait := fmt.Sprintf("waiting %s more", roughly(d.Until.Sub(e.Now)))
 	switch {
 	case !e.EndsAt.IsZero() && !e.EndsAt.After(e.Now):
 		return "the attempt is out of time: the next pass ends it"

@@ -92,7 +92,11 @@ func (e ClusterExplanation) String() string {
 	if e.Paused {
 		b.WriteString("; growth is paused")
 	}
+	named := make(map[OperationID]bool)
 	for _, c := range e.Rules {
+		if call := c.First.StillRunning; call != nil && c.Rule.Number != ruleSteady {
+			named[call.Operation] = true
+		}
 		switch {
 		case c.Rule.Number == ruleSteady:
 		case c.Count == 1:
@@ -102,10 +106,25 @@ func (e ClusterExplanation) String() string {
 		}
 	}
 	for _, call := range e.StillRunning {
-		fmt.Fprintf(&b, "; %s %s of %s is running after %s", call.Kind, call.Operation, call.Node, e.Now.Sub(call.Since))
+		if !named[call.Operation] {
+			fmt.Fprintf(&b, "; %s %s of %s is running after %s", call.Kind, call.Operation, call.Node, roughly(e.Now.Sub(call.Since)))
+		}
 	}
 	if left := e.Until.Sub(e.Now); left > 0 {
-		fmt.Fprintf(&b, "; the next deadline is in %s", left)
+		fmt.Fprintf(&b, "; the next deadline is in %s", roughly(left))
 	}
 	return b.String()
+}
+
+// roughly is a duration for people, as exact as they need it; it is 0 only if
+// the duration is.
+func roughly(d time.Duration) time.Duration {
+	for _, unit := range [...]struct{ from, step time.Duration }{
+		{time.Minute, time.Second}, {time.Second, 100 * time.Millisecond}, {time.Millisecond, time.Millisecond}, {time.Microsecond, time.Microsecond},
+	} {
+		if d.Abs() >= unit.from {
+			return d.Round(unit.step)
+		}
+	}
+	return d
 }

@@ -3,6 +3,7 @@ package provisioning
 import (
 	"encoding/json"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -32,7 +33,7 @@ func TestExplainCluster(t *testing.T) {
 		"2 like w-0: waiting 2m0s more at most for CreateLease 2/1; CreateLease 2/1 outlived its deadline and is still running after 0s, since 2030-01-02T03:04:05Z [R5 await-operation]; "+
 		"v-0: waiting 1s more after 1 failure in a row, the last: CreateLease: boom [R10 await-backoff]; "+
 		"w-2: paused before CreateLease [R12 create-lease]; "+
-		"CreateLease 2/1 of w-0 is running after 0s; the next deadline is in 1s", say(dtStart))
+		"the next deadline is in 1s", say(dtStart))
 	d.Resume()
 
 	x.running = nil
@@ -86,6 +87,51 @@ func TestExplanationsAsJSON(t *testing.T) {
 	text, err = json.Marshal(e)
 	require.NoError(t, err)
 	require.Contains(t, string(text), `"error":"provisioning: operation numbers of the attempt are exhausted"`)
+}
+
+// TestExplainClusterNamesACallOnce: by the slot that speaks for its rule, or else
+// by itself.
+func TestExplainClusterNamesACallOnce(t *testing.T) {
+	s := dtTell(t, Config{}, dtGroup("w", 1, "v1"))
+	s.climb(CreateLease)
+	s.end(CreateLease, ClassAmbiguous)
+	overdue := RunningCall{Operation: OperationID{1, 1}, Kind: CreateLease, Node: "w-0", Since: s.now, Expired: true}
+	gone := RunningCall{Operation: OperationID{7, 3}, Kind: DestroyLease, Node: "w-5", Since: s.now, Expired: true}
+	s.x.running = []RunningCall{overdue, gone}
+	s.now = s.now.Add(time.Second)
+	s.drive()
+	e := s.d.ExplainCluster(s.now)
+	require.Equal(t, []RunningCall{overdue, gone}, e.StillRunning)
+	require.Equal(t, 1, strings.Count(e.String(), "CreateLease 1/1"), e.String())
+	require.Contains(t, e.String(), "; DestroyLease 7/3 of w-5 is running after 1s")
+	e.Rules[0].Rule = ladder[ruleSteady].Rule // which says nothing
+	require.Equal(t, 1, strings.Count(e.String(), "CreateLease 1/1"), e.String())
+}
+
+// TestDurationsForPeople are never more exact than anybody reads, and never
+// nothing where something is left.
+func TestDurationsForPeople(t *testing.T) {
+	for exact, want := range map[time.Duration]string{
+		7699999877:                          "7.7s",
+		0:                                   "0s",
+		1:                                   "1ns",
+		1234:                                "1µs",
+		999_999_999:                         "1s",
+		1_499_999:                           "1ms",
+		59*time.Second + 999999999:          "1m0s",
+		29*time.Minute + 59*time.Second + 1: "29m59s",
+		-1500*time.Millisecond - 1:          "-1.5s",
+		90 * time.Minute:                    "1h30m0s",
+	} {
+		require.Equal(t, want, roughly(exact).String())
+	}
+	s := dtTell(t, Config{}, dtGroup("w", 1, "v1"))
+	s.climb(CreateLease)
+	now := s.now.Add(90*time.Second + 123456789)
+	e, _ := s.d.Explain("w-0", now)
+	require.Contains(t, e.String(), "waiting 29.9s more")
+	require.Equal(t, 30*time.Second-123456789, e.Decision.Until.Sub(now), "the fields are exact")
+	require.Contains(t, s.d.ExplainCluster(now).String(), "the next deadline is in 29.9s")
 }
 
 const math64 = 1<<64 - 1
