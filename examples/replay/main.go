@@ -43,7 +43,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprint(stderr, usage)
 		flags.PrintDefaults()
 	}
-	at := flags.Duration("at", -1, "explain this moment instead, for example 12m30s")
+	at := flags.Duration("at", 0, "explain this moment instead, for example 12m30s")
 	slot := flags.String("slot", "", "only this slot, for example w-3")
 	scenario := flags.String("scenario", "", "write a scenario to this `file` that repeats the journal against the fake provider, for go test ./internal/scenario")
 	test := flags.String("gotest", "", "write a Go test to this `file` that repeats the journal, a copy of which goes to testdata beside it")
@@ -59,10 +59,23 @@ func run(args []string, stdout, stderr io.Writer) int {
 	case flags.NArg() != 1:
 		return refuse("name one journal")
 	}
-	explain := false
-	flags.Visit(func(f *flag.Flag) { explain = explain || f.Name == "at" })
-	if explain && *at < 0 {
+	given := make(map[string]bool)
+	empty := ""
+	flags.Visit(func(f *flag.Flag) {
+		given[f.Name] = true
+		if f.Value.String() == "" {
+			empty = f.Name
+		}
+	})
+	switch {
+	case empty != "":
+		return refuse("-" + empty + " is empty")
+	case *at < 0:
 		return refuse("-at must not be negative")
+	case given["scenario"] && given["gotest"]:
+		return refuse("-scenario and -gotest are for two runs")
+	case (given["scenario"] || given["gotest"]) && (given["at"] || given["slot"]):
+		return refuse("-scenario and -gotest are of the whole journal: there is no -at or -slot with them")
 	}
 	journal, err := os.ReadFile(flags.Arg(0))
 	if err != nil {
@@ -76,8 +89,14 @@ func run(args []string, stdout, stderr io.Writer) int {
 	}
 	node := provisioning.LogicalNodeID(*slot)
 	switch {
-	case *scenario != "" && *test != "":
-		return refuse("-scenario and -gotest are for two runs")
+	case report.Passes == 0 && (given["scenario"] || given["at"]):
+		why := "nothing has happened yet"
+		if err != nil {
+			why = err.Error()
+		} else if report.Difference != nil {
+			why = report.Difference.String()
+		}
+		return refuse("the journal holds no whole pass: " + why)
 	case *scenario != "":
 		if problem := writeScenario(*scenario, flags.Arg(0), journal, report, stdout); problem != nil {
 			return refuse(problem)
@@ -86,7 +105,18 @@ func run(args []string, stdout, stderr io.Writer) int {
 		if problem := writeTest(*test, flags.Arg(0), journal, report, stdout); problem != nil {
 			return refuse(problem)
 		}
-	case explain:
+	case given["at"]:
+		// A reading that is no step forward leaves the clock where the journal
+		// has left it, which may be after the last pass.
+		ends := report.Driver.Clock(report.First).Sub(report.First)
+		if *at > ends {
+			what := "the journal"
+			if err != nil || report.Difference != nil {
+				what = "what is good of the journal"
+			}
+			fmt.Fprintf(stdout, "%s ends at %v: this is as of then\n", what, ends)
+			*at = ends
+		}
 		if !explainMoment(stdout, journal, report.First, *at, node) {
 			return refuse(fmt.Sprintf("there is no slot %s at %v", node, *at))
 		}

@@ -87,19 +87,32 @@ func TestExplainAMoment(t *testing.T) {
 		"0s":    "waiting 40s more",
 		"39.9s": "waiting 100ms more",
 		"40s":   "waiting 30m0s more at most for the bootstrap",
-		"12m":   "ready",
+		"2m":    "ready",
 	} {
 		code, stdout, stderr := play("-at", at, "-slot", "w-10", journal)
 		require.Zero(t, code, stderr)
 		require.Contains(t, stdout, "w-10: "+want, at)
 		require.NotContains(t, stdout, "w-9", at)
+		require.NotContains(t, stdout, "ends", at)
 	}
-	code, stdout, _ := play("-at", "1s", journal)
+	code, stdout, stderr := play("-at", "9999h", "-slot", "w-10", journal)
+	require.Zero(t, code, stderr)
+	_, ends, _ := strings.Cut(stdout, " passes in ")
+	ends, _, _ = strings.Cut(ends, ",") // the host was closed at two minutes or a little later
+	require.True(t, strings.HasPrefix(stdout, "the journal ends at "+ends+": this is as of then\n"+ends+"  w-10: ready"), stdout)
+	text, err := os.ReadFile(journal)
+	require.NoError(t, err)
+	cut := filepath.Join(t.TempDir(), "cut.jsonl")
+	require.NoError(t, os.WriteFile(cut, text[:len(text)/2], 0o644))
+	code, stdout, _ = play("-at", "12m", "-slot", "w-10", cut)
+	require.Equal(t, 1, code)
+	require.Regexp(t, `^what is good of the journal ends at (\d\S*): this is as of then\n\d\S*  w-10: `, stdout)
+	code, stdout, _ = play("-at", "1s", journal)
 	require.Zero(t, code)
 	require.Equal(t, 13, strings.Count(stdout, "\n"), "the cluster, every slot, and how it ended")
 	require.Contains(t, stdout, "1s  generation 1: 0 of 11 ready; w-10: waiting 39s more after 1 failure in a row, the last: CreateLease: fakebackend: scripted definite failure [R10 await-backoff]; "+
 		"10 like w-0: waiting 29m59s more at most for the bootstrap to report a join [R15 await-bootstrap]; the next deadline is in 39s\n")
-	code, _, stderr := play("-at", "1s", "-slot", "x-0", journal)
+	code, _, stderr = play("-at", "1s", "-slot", "x-0", journal)
 	require.Equal(t, 2, code)
 	require.Equal(t, "replay: there is no slot x-0 at 1s\n", stderr)
 }
@@ -132,8 +145,33 @@ func TestBadJournals(t *testing.T) {
 		require.Empty(t, stdout, "%q", args)
 		require.NotEmpty(t, stderr, "%q", args)
 	}
+	// Of a driver that was made and no more there is a first line, and no moment.
+	head := write(string(text[:bytes.IndexByte(text, '\n')+1]))
+	written := filepath.Join(t.TempDir(), "bad.scn")
+	for _, args := range [][]string{{"-scenario", written, head}, {"-at", "0s", head}} {
+		code, stdout, stderr = play(args...)
+		require.Equal(t, 2, code, "%q", args)
+		require.Empty(t, stdout, "%q", args)
+		require.Equal(t, "replay: the journal holds no whole pass: nothing has happened yet\n", stderr, "%q", args)
+	}
+	first := bytes.Index(text, []byte(`{"end":`)) // the pass before it is not whole
+	code, _, stderr = play("-at", "0s", write(string(text[:first])))
+	require.Equal(t, 2, code)
+	require.Regexp(t, `^replay: the journal holds no whole pass: provisioning: the journal is cut off: line \d+\n$`, stderr)
+	// What would go unheeded is refused.
+	for _, args := range [][]string{
+		{"-scenario", written, "-at", "0s"}, {"-scenario", written, "-slot", "w-0"}, {"-gotest", "bad_test.go", "-at", "1s"},
+		{"-gotest", "bad_test.go", "-slot", "w-0"}, {"-scenario", ""}, {"-gotest", ""}, {"-slot", ""},
+	} {
+		code, stdout, stderr = play(append(args, journal)...)
+		require.Equal(t, 2, code, "%q", args)
+		require.Empty(t, stdout, "%q", args)
+		require.Regexp(t, "of the whole journal|is empty", stderr, "%q", args)
+	}
+	require.NoFileExists(t, written)
 	code, _, stderr = play("-h")
 	require.Zero(t, code)
+	require.NotContains(t, stderr, "default")
 	require.Contains(t, stderr, "-gotest")
 }
 
