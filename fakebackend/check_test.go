@@ -174,10 +174,17 @@ func (r *reference) CreateLease(ctx context.Context, req provisioning.CreateLeas
 		also := m
 		r.after(30*refLanding, func() { r.mu.Lock(); also.also++; r.mu.Unlock() })
 	}
-	if m == nil {
+	first := m == nil
+	if first {
 		m = r.landing(req.Key)
 	}
 	r.latest = m.lease
+	if r.flaw == "a ctx that is done buys and is NotStarted" && ctx.Err() != nil ||
+		r.flaw == "the first create buys and is NotStarted" && first {
+		m.lives = true
+		r.mu.Unlock()
+		return provisioning.CreateLeaseResult{}, provisioning.NotStarted(errors.New("given up"))
+	}
 	r.mu.Unlock()
 
 	switch r.flaw {
@@ -194,6 +201,9 @@ func (r *reference) CreateLease(ctx context.Context, req provisioning.CreateLeas
 		r.mu.Lock()
 		m.cut = true
 		r.mu.Unlock()
+		if r.flaw == "a cut create is NotStarted" {
+			return provisioning.CreateLeaseResult{}, provisioning.NotStarted(ctx.Err())
+		}
 		if r.flaw == "a cut create is Definite" {
 			return provisioning.CreateLeaseResult{}, provisioning.Definite(ctx.Err())
 		}
@@ -209,6 +219,9 @@ func (r *reference) CreateLease(ctx context.Context, req provisioning.CreateLeas
 		r.mu.Lock()
 		m.lost = true
 		r.mu.Unlock()
+		if r.flaw == "a lost answer is NotStarted" {
+			return provisioning.CreateLeaseResult{}, provisioning.NotStarted(errReset)
+		}
 		if r.flaw == "a lost answer is a Definite no" {
 			return provisioning.CreateLeaseResult{}, provisioning.Definite(errReset)
 		}
@@ -815,6 +828,59 @@ func TestBackend_ContractBroken(t *testing.T) {
 		"cancel looks at an endpoint that it may not have": nil,
 	})
 }
+
+// NotStarted promises that the provider never heard of the create, and the driver
+// forgets about it. Whoever says so of one that bought is found out, whether or
+// not anybody counts machines or moves the time on.
+func TestCheckDoubtsNotStarted(t *testing.T) {
+	for _, flaw := range []string{
+		"a ctx that is done buys and is NotStarted", "the first create buys and is NotStarted",
+		"a cut create is NotStarted", "a lost answer is NotStarted",
+	} {
+		for name, change := range map[string]func(*Subject, *reference){
+			"as it is":      nil,
+			"nobody counts": func(s *Subject, r *reference) { s.Live = nil },
+			"in real time":  func(s *Subject, r *reference) { s.Advance = nil; r.after = realTime },
+			"nobody counts, in real time": func(s *Subject, r *reference) {
+				s.Live, s.Advance, r.after = nil, nil, realTime
+			},
+		} {
+			t.Run(flaw+", "+name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					got := report(flaw, change)
+					require.Equal(t, []string{Contract}, rules(got.Err()), "%v", got)
+					require.Contains(t, got.Err().Error(), "every create of a key was answered NotStarted, and ")
+					for _, c := range got.Cases {
+						require.Empty(t, c.Left, c.Case)
+					}
+				})
+			})
+		}
+	}
+}
+
+// One that gives up before the provider hears of it says so rightly.
+func TestCheckBelievesNotStarted(t *testing.T) {
+	for name, change := range map[string]func(*Subject, *reference){
+		"as it is":      func(*Subject, *reference) {},
+		"nobody counts": func(s *Subject, r *reference) { s.Live = nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				got := report("", func(s *Subject, r *reference) {
+					change(s, r)
+					s.Backend = provisioning.RateLimited(s.Backend, open{})
+				})
+				require.NoError(t, got.Err(), "%v", got)
+			})
+		})
+	}
+}
+
+// open is a limiter that lets everybody through who is still there.
+type open struct{}
+
+func (open) Wait(ctx context.Context) error { return ctx.Err() }
 
 func TestCheckSubject(t *testing.T) {
 	boom := errors.New("boom")

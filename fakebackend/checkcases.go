@@ -373,6 +373,10 @@ func checkCutCreate(k *kit) {
 	for i, cut := range cuts {
 		a := k.attempt("", i, 1)
 		o := a.create(cut, false)
+		if o.is(provisioning.ClassNotStarted) {
+			a.resolve() // the driver would not: what this finds would be left
+			continue
+		}
 		if !o.ok || a.lease != "" || a.unresolved {
 			continue
 		}

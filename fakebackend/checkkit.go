@@ -148,6 +148,7 @@ type attempt struct {
 	creates      uint32
 	lastCreateAt time.Time
 	unresolved   bool // a create has no answer yet
+	reached      bool // a create may have reached the provider, going by the answers
 	lease        provisioning.ProviderLeaseID
 	endpoint     *provisioning.SSHEndpoint
 	session      provisioning.BootstrapSessionID
@@ -322,7 +323,21 @@ func (a *attempt) operation() provisioning.OperationID {
 }
 
 func (a *attempt) create(cut time.Duration, adoptOnly bool) outcome {
-	return a.created(a.beginCreate(cut, adoptOnly).end(cut), adoptOnly)
+	o := a.created(a.beginCreate(cut, adoptOnly).end(cut), adoptOnly)
+	if o.is(provisioning.ClassNotStarted) && !adoptOnly && !a.reached && a.k.subject.Live == nil {
+		a.create(atDeadline, true) // nobody counts, so ask
+	}
+	return o
+}
+
+// soldAfterAll reports a machine of an attempt none of whose creates has reached
+// the provider, going by their answers. The driver believes them: it remembers
+// nothing to ask about, and if it no longer wants the node nobody looks for the
+// machine again.
+func (a *attempt) soldAfterAll(seen string) {
+	a.reached = true // told once
+	a.k.failAs(Contract, "NotStarted is for what certainly never left: once a request may be out, leave its error without a class",
+		"every create of a key was answered NotStarted, and %s", seen)
 }
 
 func (a *attempt) beginCreate(cut time.Duration, adoptOnly bool) *pendingCall {
@@ -346,6 +361,15 @@ func (a *attempt) created(o outcome, adoptOnly bool) outcome {
 	if !adoptOnly {
 		a.lastCreateAt = a.k.now()
 	}
+	switch {
+	case o.is(provisioning.ClassNotStarted) && !a.reached && !adoptOnly:
+		if n, ok := a.live(); ok && n > 0 {
+			a.soldAfterAll(machines(n) + " live")
+		}
+	case succeeded(o) && !a.reached && adoptOnly && a.creates > 0:
+		a.soldAfterAll("an AdoptOnly one then found a machine")
+	}
+	a.reached = a.reached || !o.is(provisioning.ClassNotStarted)
 	switch {
 	case o.is(provisioning.ClassNone) && o.Lease == "":
 		a.k.failAs(Contract, "a success names the lease; without one nobody can give the machine back", "CreateLease succeeded without a lease")
