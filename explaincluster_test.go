@@ -30,7 +30,7 @@ func TestExplainCluster(t *testing.T) {
 	x.running = []RunningCall{{Operation: OperationID{2, 1}, Kind: CreateLease, Node: "w-0", Since: dtStart, Expired: true}, {Node: "w-1"}}
 	require.Equal(t, "generation 1: 0 of 4 ready; growth is paused; "+
 		"2 like w-0: waiting 2m0s more at most for CreateLease 2/1; CreateLease 2/1 outlived its deadline and is still running after 0s, since 2030-01-02T03:04:05Z [R5 await-operation]; "+
-		"v-0: waiting 1s more after 1 failure in a row, the last: CreateLease: boom [R10 await-backoff]; "+
+		"v-0: waiting 1s more after 1 failure in a row, the last: CreateLease: boom; then paused before CreateLease [R10 await-backoff]; "+
 		"w-2: paused before CreateLease [R12 create-lease]; "+
 		"CreateLease 2/1 of w-0 is running after 0s; the next deadline is in 1s", say(dtStart))
 	d.Resume()
@@ -107,6 +107,19 @@ func TestUnblock(t *testing.T) {
 		{Config{Retry: RetryPolicy{BootstrapTimeout: -1}}, func(s *dtStory) { s.climb(CancelBootstrap) }, "what the bootstrap reports: a join, its end or a failure"},
 		{Config{}, func(s *dtStory) { s.climb(CancelBootstrap); s.now = s.now.Add(time.Hour) }, "the next pass"},
 		{Config{}, func(s *dtStory) { s.pass(); s.d.Pause() }, "Resume"},
+		{Config{}, func(s *dtStory) { s.climb(CreateLease); s.end(CreateLease, ClassDefinite); s.d.Pause() }, "the time and Resume"},
+		{Config{}, func(s *dtStory) { s.climb(CreateLease); s.end(CreateLease, ClassLeaseLost); s.d.Pause() }, "the time and Resume"},
+		{Config{}, func(s *dtStory) { s.climb(CreateLease); s.end(CreateLease, ClassAmbiguous); s.hang(CreateLease) },
+			"the time and the return of CreateLease 1/1"},
+		{Config{}, func(s *dtStory) {
+			s.climb(CreateLease)
+			s.end(CreateLease, ClassAmbiguous)
+			s.hang(CreateLease)
+			s.d.Pause()
+			s.now, _ = s.d.RequeueAt()
+			s.drive()
+		}, "Resume and the return of CreateLease 1/1"},
+		{Config{}, func(s *dtStory) { s.climb(CreateLease); s.end(CreateLease, ClassLeaseLost); s.hang(CreateLease) }, "the time"},
 		{Config{MaxInFlight: 1}, func(s *dtStory) { s.update(dtGroup("v", 1, "v1"), w); s.drive() }, "the end of another operation, or a larger MaxInFlight"},
 		{Config{}, func(s *dtStory) {
 			s.climb(BootstrapConvergenceObserved)
@@ -126,6 +139,12 @@ func TestUnblock(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, c.want, e.Unblock(), "%v", e)
 	}
+}
+
+// hang has the executor say that the first operation of the first attempt, which
+// is of that kind, has not returned.
+func (s *dtStory) hang(kind OperationKind) {
+	s.x.running = []RunningCall{{Operation: OperationID{1, 1}, Kind: kind, Node: "w-0", Since: dtStart, Expired: true}}
 }
 
 // TestExplainSince: when the operation was dispatched, the attempt failed or the
