@@ -23,8 +23,13 @@ type Explanation struct {
 	Decision NodeDecision
 	// Now is the moment explained and Since when what it is about began, both,
 	// like Decision.Until, in the driver's clock: the operation in flight was
-	// dispatched, the attempt failed that is cleaned up or replaced, or the node
-	// became ready. It is zero where the state does not tell.
+	// dispatched, the last try failed (await-backoff), the machine was there and
+	// its endpoint was not (await-backoff between looks for it), its endpoint was
+	// known (await-bootstrap), the node became ready (steady), the attempt failed
+	// that is cleaned up or replaced, or a pass first held it back (Paused). The
+	// two that tell of a stage are told by its deadline: a stage without a limit
+	// has none, and the time that a pause held the stage back does not count. It
+	// is zero where nothing tells.
 	Now   time.Time
 	Since time.Time
 	// EndsAt is when an attempt on its way up is out of time, whatever it waits
@@ -118,11 +123,43 @@ func (d *ClusterDriver) explain(id LogicalNodeID, wish *Desired, paused bool, at
 	}
 	if n.pending != NoOperation {
 		e.PendingID = n.pendingID()
-		e.Since = n.pendingDeadline.time().Add(-n.group.wish.policy.timeout(n.pending))
-	} else {
-		e.Since = max(n.failedAt, n.readyAt).time()
+	}
+	e.Since = n.since(now.Number)
+	if at, held := d.pause.nodes[n]; held && e.Paused {
+		e.Since = at.time()
 	}
 	return e, true
+}
+
+// since is when began what the rule is about, zero where the node does not tell.
+func (n *node) since(rule int) time.Time {
+	policy := n.group.wish.policy
+	switch {
+	case n.pending != NoOperation:
+		return began(n.pendingDeadline, policy.timeout(n.pending))
+	case rule == ruleAwaitBootstrap:
+		return began(n.stageDeadline, policy.BootstrapTimeout)
+	case rule == ruleAwaitBackoff && n.looksForEndpoint():
+		return began(n.stageDeadline, policy.EndpointTimeout)
+	case rule == ruleAwaitBackoff:
+		return n.lastFailureAt.time()
+	case rule == ruleSteady:
+		return n.readyAt.time()
+	}
+	return n.failedAt.time()
+}
+
+// began is when a time limit began that ends at deadline.
+func began(deadline instant, limit time.Duration) time.Time {
+	if deadline == 0 || limit < 0 {
+		return time.Time{}
+	}
+	return deadline.time().Add(-limit)
+}
+
+// looksForEndpoint: what an attempt in this stage waits for is another look.
+func (n *node) looksForEndpoint() bool {
+	return n.intent == Active && n.stage == StageLeaseCreated
 }
 
 // noAttempt says why an action that begins an attempt cannot be taken. Where
@@ -152,6 +189,16 @@ func (d decision) heldBack() string {
 	}
 	return d.operation.String()
 }
+
+// waits: the next pass does nothing about the slot, and it is known since when
+// that is so.
+func (e *Explanation) waits() bool {
+	return !e.Since.IsZero() && (e.Decision.Action == NoAction || e.Paused) && e.Decision.Err == nil &&
+		!e.isOutOfTime() && (e.Decision.Until.IsZero() || e.Decision.Until.After(e.Now))
+}
+
+// isOutOfTime: the next pass ends the attempt.
+func (e *Explanation) isOutOfTime() bool { return !e.EndsAt.IsZero() && !e.EndsAt.After(e.Now) }
 
 // waitsForTime: nothing but Decision.Until keeps the ladder from going on.
 func (e *Explanation) waitsForTime() bool {
@@ -187,6 +234,9 @@ func (e Explanation) String() string {
 	if e.Paused && e.waitsForTime() {
 		b.WriteString("; then paused before " + e.heldBack)
 	}
+	if now := e.Now.Sub(e.Since).Truncate(time.Second); now > 0 && e.waits() {
+		fmt.Fprintf(&b, "; for %s now", now)
+	}
 	if left := e.EndsAt.Sub(e.Now); left > 0 && e.Decision.Until.After(e.EndsAt) {
 		fmt.Fprintf(&b, "; in %s the attempt is out of time", left)
 	}
@@ -208,7 +258,7 @@ func (e Explanation) sentence() string {
 	d := e.Decision
 	wait := fmt.Sprintf("waiting %s more", d.Until.Sub(e.Now))
 	switch {
-	case !e.EndsAt.IsZero() && !e.EndsAt.After(e.Now):
+	case e.isOutOfTime():
 		return "the attempt is out of time: the next pass ends it"
 	case d.Err != nil:
 		return "cannot go on: " + d.Err.Error()
@@ -260,7 +310,7 @@ func (e Explanation) sentence() string {
 func (e Explanation) Unblock() string {
 	d := e.Decision
 	switch {
-	case !e.EndsAt.IsZero() && !e.EndsAt.After(e.Now):
+	case e.isOutOfTime():
 		return "the next pass"
 	case errors.Is(d.Err, ErrAttemptsExhausted):
 		return "another driver, whose FirstAttempt leaves room"
