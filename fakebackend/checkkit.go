@@ -42,14 +42,34 @@ type kit struct {
 	notRun   string
 }
 
-func newKit(ctx context.Context, c checkCase, run provisioning.RunID, subject Subject) *kit {
+func newKit(ctx context.Context, c checkCase, run provisioning.RunID) *kit {
+	return &kit{ctx: ctx, checkCase: c, id: run, secret: rand.Text(), began: time.Now()}
+}
+
+func (k *kit) use(subject Subject) {
 	if subject.Patience <= 0 {
 		subject.Patience = patience
 		if subject.Advance != nil {
 			subject.Patience = patienceAdvance
 		}
 	}
-	return &kit{ctx: ctx, checkCase: c, subject: subject, id: run, secret: rand.Text(), began: time.Now()}
+	k.subject = subject
+}
+
+// judgeGroup panics if no slot can be made of Subject.Group.
+func (k *kit) judgeGroup() {
+	k.attempt("", 0, 1)
+	k.attempts = nil
+}
+
+func (k *kit) result() CaseResult {
+	result := CaseResult{Rule: k.rule, Case: k.name, Why: k.why, NotRun: k.notRun, Failures: k.failures}
+	for _, a := range k.attempts {
+		if !a.over {
+			result.Left = append(result.Left, a.key)
+		}
+	}
+	return result
 }
 
 func (k *kit) fail(format string, args ...any) { k.failAs(k.rule, k.lesson, format, args...) }
@@ -58,15 +78,16 @@ func (k *kit) failAs(rule, lesson, format string, args ...any) {
 	k.failures = append(k.failures, Failure{Rule: rule, Case: k.name, Problem: fmt.Sprintf(format, args...), Lesson: lesson})
 }
 
-// fenced turns a panic of the subject's own functions into a failure. Calls of
-// the backend have a fence of their own.
-func (k *kit) fenced(do func()) {
+// fenced turns a panic of the subject's own functions into a failure, and is
+// false then. Calls of the backend have a fence of their own.
+func (k *kit) fenced(do func()) (ok bool) {
 	defer func() {
 		if p := recover(); p != nil {
 			k.failAs(Contract, "the functions of a Subject return, and its Group is a valid one", "the subject: panic: %v", p)
 		}
 	}()
 	do()
+	return true
 }
 
 // giveBack takes down what the case has left, as far as it can.
@@ -379,6 +400,7 @@ func (a *attempt) created(o outcome, adoptOnly bool) outcome {
 		a.lease, a.unresolved = o.Lease, false
 		if o.Endpoint != nil {
 			a.endpoint = o.Endpoint
+			a.judgeEndpoint(o)
 		}
 	case o.is(provisioning.ClassDefinite), o.is(provisioning.ClassLeaseLost):
 		a.unresolved = false
@@ -399,8 +421,17 @@ func (a *attempt) lookup(cut time.Duration) outcome {
 	})
 	if o.is(provisioning.ClassNone) && o.Endpoint != nil {
 		a.endpoint = o.Endpoint
+		a.judgeEndpoint(o)
 	}
 	return o
+}
+
+// judgeEndpoint reports an endpoint that leads nowhere.
+func (a *attempt) judgeEndpoint(o outcome) {
+	if o.Endpoint.Host == "" || o.Endpoint.Port == 0 {
+		a.k.failAs(Contract, "an endpoint is a host and a port; while either is not known answer none, and the driver asks again",
+			"%v answered the endpoint %q", o.Kind, o.Endpoint)
+	}
 }
 
 func (a *attempt) start(cut time.Duration) outcome {
