@@ -239,7 +239,8 @@ func Definite(err error) error { return &classError{class: ClassDefinite, err: e
 func Ambiguous(err error) error { return &classError{class: ClassAmbiguous, err: err} }
 
 // NotStarted says that the call certainly never reached the provider, for
-// example because a rate limiter gave up before it.
+// example because a rate limiter gave up before it. A create that is answered so
+// is forgotten, and so is a machine that it has bought all the same.
 func NotStarted(err error) error { return &classError{class: ClassNotStarted, err: err} }
 
 // LeaseLost says that the resource of this key is dead, gone, or its identity

@@ -335,3 +335,68 @@ func TestHostWaitReady(t *testing.T) {
 		<-run.result
 	})
 }
+
+// TestHostWaitSeesWhatWasDelivered before the wait began: who replaces a slot and
+// waits for it waits for the next attempt, and who reports a loss and waits for
+// the wish waits for it to be repaired.
+func TestHostWaitSeesWhatWasDelivered(t *testing.T) {
+	htBubble(t, func(t *testing.T, _ time.Time) {
+		h := htHost(t, newHtBackend(), 2)
+		ctx := context.Background()
+		run := htGo(h.Run)
+		require.NoError(t, h.WaitConverged(ctx, 1))
+		lose := func() {
+			h.Deliver(Observation{Kind: NodeLost, Node: "w-1", Attempt: dtNode(t, h.driver, "w-1").Attempt})
+		}
+		for range 100 { // whichever comes first, the pass or the wait
+			named, err := h.Replace("w-0", "")
+			require.NoError(t, err)
+			require.NoError(t, h.WaitReady(ctx, "w-0"))
+			require.Greater(t, dtNode(t, h.driver, "w-0").Attempt, named)
+
+			lost := dtNode(t, h.driver, "w-1").Attempt
+			lose()
+			require.NoError(t, h.WaitConverged(ctx, 1))
+			require.Greater(t, dtNode(t, h.driver, "w-1").Attempt, lost)
+		}
+
+		// Nobody folds what comes when the loop has ended.
+		require.Error(t, run.stop())
+		require.NoError(t, h.WaitReady(ctx, "w-1"), "as far as anybody has heard")
+		lose()
+		wait := htGo(func(ctx context.Context) error { return h.WaitReady(ctx, "w-1") })
+		require.False(t, wait.ended())
+		run = htGo(h.Run)
+		require.NoError(t, <-wait.result)
+		require.Error(t, run.stop())
+		lose()
+		wait = htGo(func(ctx context.Context) error { return h.WaitConverged(ctx, 1) })
+		require.False(t, wait.ended())
+		_, err := h.Close(ctx)
+		require.NoError(t, err)
+		require.Equal(t, ErrHostClosed, <-wait.result)
+		require.Equal(t, ErrHostClosed, h.WaitConverged(ctx, 1), "the loss was taken on record")
+	})
+}
+
+// TestHostWaitUnderAStream: a wait asks for what was there when it began, not for
+// silence.
+func TestHostWaitUnderAStream(t *testing.T) {
+	htBubble(t, func(t *testing.T, _ time.Time) {
+		b := newHtBackend()
+		var h *Host
+		h = htHost(t, b, 1, func(c *HostConfig) {
+			c.OnEvent = func(e Event) {
+				if e.Kind == EventPass { // so no pass ends with nothing delivered
+					h.Deliver(Observation{Kind: NodeLost, Node: "w-0"})
+				}
+			}
+		})
+		run := htGo(h.Run)
+		require.NoError(t, h.WaitConverged(context.Background(), 1))
+		require.NoError(t, h.WaitReady(context.Background(), "w-0"))
+		require.Error(t, run.stop())
+		_, err := h.Close(context.Background())
+		require.NoError(t, err)
+	})
+}

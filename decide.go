@@ -140,6 +140,7 @@ func rungsOf(ladder []rule) (rungs [len(ladder)]struct{ looksAt, all condition }
 // The rules that code asks for, by their place in the ladder.
 const (
 	ruleInsert         = 0
+	ruleAwaitRestart   = 3
 	ruleAwaitOperation = 5
 	ruleResolve        = 6
 	ruleAwaitBackoff   = 10

@@ -80,6 +80,7 @@ type ClusterDriver struct {
 	in        sync.Mutex
 	clock     driverClock
 	inbox     *inbox
+	delivered uint64   // observations, ever
 	accepted  *Desired // the latest wish
 	draining  bool     // and it is the last one
 	paused    bool     // growth is to stop
@@ -98,6 +99,7 @@ type ClusterDriver struct {
 
 	// Of the pass.
 	folding   *inbox   // what is being folded
+	taken     uint64   // of delivered, up to and with folding
 	wish      *Desired // accepted when the pass began
 	working   *Desired // the wish that the state is compared with
 	deadlines *pqueue.Queue[*node]
@@ -157,6 +159,7 @@ func (s slot) compare(other slot) int {
 
 // progress is what the last pass left, for readers.
 type progress struct {
+	folded    uint64 // of what was ever delivered
 	observed  uint64
 	converged bool
 	ready     int
@@ -358,8 +361,24 @@ func (d *ClusterDriver) addOffer(shape ClusterShape, err error) {
 func (d *ClusterDriver) Deliver(o Observation) {
 	d.in.Lock()
 	d.inbox.put(&o)
+	d.delivered++
 	d.triggered = true
 	d.in.Unlock()
+}
+
+// deliveries returns how many observations have been delivered so far.
+func (d *ClusterDriver) deliveries() uint64 {
+	d.in.Lock()
+	defer d.in.Unlock()
+	return d.delivered
+}
+
+// hasFolded reports whether the first so many observations that were delivered
+// have been folded, and what follows from them is published.
+func (d *ClusterDriver) hasFolded(deliveries uint64) bool {
+	d.in.Lock()
+	defer d.in.Unlock()
+	return d.seen.folded >= deliveries
 }
 
 // Replace ends the attempt that a slot has now, on purpose, and queues a pass:
@@ -696,6 +715,7 @@ func (d *ClusterDriver) begin(now *time.Time, executor EffectExecutor) (at insta
 // takeInbox takes what was delivered to the pass. The caller holds in.
 func (d *ClusterDriver) takeInbox() {
 	d.inbox, d.folding = d.folding, d.inbox
+	d.taken = d.delivered
 	if d.journal != nil {
 		d.journal.take()
 	}
@@ -748,7 +768,7 @@ func (d *ClusterDriver) end(whole bool) (again bool) {
 
 // publish says what has come of the cluster. The caller holds in.
 func (d *ClusterDriver) publish() {
-	d.seen = progress{observed: d.state.ObservedGeneration, ready: d.ready, desired: d.working.slots,
+	d.seen = progress{folded: d.taken, observed: d.state.ObservedGeneration, ready: d.ready, desired: d.working.slots,
 		converged: d.settled == d.working.slots && d.settled == d.state.Len()}
 }
 

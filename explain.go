@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -22,8 +23,13 @@ type Explanation struct {
 	Decision NodeDecision
 	// Now is the moment explained and Since when what it is about began, both,
 	// like Decision.Until, in the driver's clock: the operation in flight was
-	// dispatched, the attempt failed that is cleaned up or replaced, or the node
-	// became ready. It is zero where the state does not tell.
+	// dispatched, the last try failed (await-backoff), the machine was there and
+	// its endpoint was not (await-backoff between looks for it), its endpoint was
+	// known (await-bootstrap), the node became ready (steady), the attempt failed
+	// that is cleaned up or replaced, or a pass first held it back (Paused). The
+	// two that tell of a stage are told by its deadline: a stage without a limit
+	// has none, and the time that a pause held the stage back does not count. It
+	// is zero where nothing tells.
 	Now   time.Time
 	Since time.Time
 	// EndsAt is when an attempt on its way up is out of time, whatever it waits
@@ -43,8 +49,10 @@ type Explanation struct {
 	Unresolved OperationKind
 	// GivenUp is a cancel or start that was given up at CancelLimit.
 	GivenUp OperationKind
-	// Paused: a pause holds back what the ladder says.
-	Paused bool
+	// Paused: a pause holds back what the ladder says or, where that is to wait
+	// for Decision.Until, what it will say then.
+	Paused   bool
+	heldBack string // in words
 	// LeftOut: it wants to dispatch and MaxInFlight leaves no place.
 	LeftOut bool
 	// StillRunning is a call of this attempt that has outlived its deadline
@@ -81,43 +89,125 @@ func (d *ClusterDriver) explain(id LogicalNodeID, wish *Desired, paused bool, at
 		if wish.find(id) == nil {
 			return Explanation{}, false
 		}
-		e := Explanation{Node: id, Now: at.time(), Decision: NodeDecision{Rule: ladder[ruleInsert].Rule, Action: ladder[ruleInsert].action}, Paused: paused}
-		e.Decision.Err = d.noAttempt(e.Decision.Action)
+		insert := decision{rule: &ladder[ruleInsert]}
+		e := Explanation{Node: id, Now: at.time(), Decision: insert.export(nil)}
+		e.Decision.Err = d.noAttempt(id, Insert, wish, at)
+		if paused && e.Decision.Err == nil {
+			e.Paused, e.heldBack = true, insert.heldBack()
+		}
 		return e, true
 	}
 	want := wish.group(n.template.spec.GroupID).wants(int(n.index))
 	now := decide(n, want, at)
 	e := Explanation{
 		Node: id, Attempt: n.attempt, Stage: n.stage, Intent: n.intent, Now: at.time(),
-		Decision: now.export(n), Paused: paused && now.grows(n, want),
-		Pending: n.pending, Failures: n.failures, LastError: n.lastError, Unresolved: n.ambiguous, GivenUp: n.givenUp,
+		Decision: now.export(n),
+		Pending:  n.pending, Failures: n.failures, LastError: n.lastError, Unresolved: n.ambiguous, GivenUp: n.givenUp,
 		LeftOut: n.placeInAge != 0, FailedReason: n.failedReason,
 	}
 	if e.Decision.Err == nil {
-		e.Decision.Err = d.noAttempt(e.Decision.Action)
+		e.Decision.Err = d.noAttempt(id, now.action, wish, at)
 	}
 	if n.growing() && !n.ready {
 		e.EndsAt = d.endOfStage(n, at).time()
+	}
+	next := now
+	if e.waitsForTime() {
+		next = decide(n, want, now.until(n)) // a pause does not end a wait, it follows it
+	}
+	if paused && e.Decision.Err == nil && next.grows(n, want) && !e.endsFirst() {
+		e.Paused, e.heldBack = true, next.heldBack()
 	}
 	if n.intent == Deleting && n.stage != StageDestroyed {
 		e.Failures = n.cleanupFailures
 	}
 	if n.pending != NoOperation {
 		e.PendingID = n.pendingID()
-		e.Since = n.pendingDeadline.time().Add(-n.group.wish.policy.timeout(n.pending))
-	} else {
-		e.Since = max(n.failedAt, n.readyAt).time()
+	}
+	e.Since = n.since(now.Number)
+	if at, held := d.pause.nodes[n]; held && e.Paused {
+		e.Since = at.time()
 	}
 	return e, true
 }
 
-// noAttempt says why an action that begins an attempt cannot be taken.
-func (d *ClusterDriver) noAttempt(action ActionKind) error {
-	if action != Insert && action != Restart {
+// since is when began what the rule is about, zero where the node does not tell.
+func (n *node) since(rule int) time.Time {
+	policy := n.group.wish.policy
+	switch {
+	case n.pending != NoOperation:
+		return began(n.pendingDeadline, policy.timeout(n.pending))
+	case rule == ruleAwaitBootstrap:
+		return began(n.stageDeadline, policy.BootstrapTimeout)
+	case rule == ruleAwaitBackoff && n.looksForEndpoint():
+		return began(n.stageDeadline, policy.EndpointTimeout)
+	case rule == ruleAwaitBackoff:
+		return n.lastFailureAt.time()
+	case rule == ruleSteady:
+		return n.readyAt.time()
+	}
+	return n.failedAt.time()
+}
+
+// began is when a time limit began that ends at deadline.
+func began(deadline instant, limit time.Duration) time.Time {
+	if deadline == 0 || limit < 0 {
+		return time.Time{}
+	}
+	return deadline.time().Add(-limit)
+}
+
+// looksForEndpoint: what an attempt in this stage waits for is another look.
+func (n *node) looksForEndpoint() bool {
+	return n.intent == Active && n.stage == StageLeaseCreated
+}
+
+// noAttempt says why an action that begins an attempt cannot be taken. Where
+// fewer attempts are left than there may be slots to begin one, it counts.
+func (d *ClusterDriver) noAttempt(id LogicalNodeID, action ActionKind, wish *Desired, at instant) error {
+	left := math.MaxUint64 - d.state.NextAttemptID
+	if action != Insert && action != Restart || left > NodeAttemptID(wish.slots+d.state.Len()) {
 		return nil
 	}
-	_, err := (&allocator{next: d.state.NextAttemptID}).take()
-	return err
+	for _, fault := range Decide(d.state, wish, at.time()).Faults {
+		if fault.Node == id {
+			return ErrAttemptsExhausted
+		}
+	}
+	return nil
+}
+
+// heldBack says what a pause holds back, of what grows.
+func (d decision) heldBack() string {
+	switch d.action {
+	case Insert:
+		return "its first attempt"
+	case Restart:
+		return "a fresh attempt"
+	case BeginDelete:
+		return "it is replaced: it is ready and outdated"
+	}
+	return d.operation.String()
+}
+
+// waits: the next pass does nothing about the slot, and it is known since when
+// that is so.
+func (e *Explanation) waits() bool {
+	return !e.Since.IsZero() && (e.Decision.Action == NoAction || e.Paused) && e.Decision.Err == nil &&
+		!e.isOutOfTime() && (e.Decision.Until.IsZero() || e.Decision.Until.After(e.Now))
+}
+
+// isOutOfTime: the next pass ends the attempt.
+func (e *Explanation) isOutOfTime() bool { return !e.EndsAt.IsZero() && !e.EndsAt.After(e.Now) }
+
+// waitsForTime: nothing but Decision.Until keeps the ladder from going on.
+func (e *Explanation) waitsForTime() bool {
+	return e.Decision.Rule.Number == ruleAwaitRestart || e.Decision.Rule.Number == ruleAwaitBackoff
+}
+
+// endsFirst: the attempt is out of time before what it waits for.
+func (e *Explanation) endsFirst() bool {
+	return !e.EndsAt.IsZero() && !e.Decision.Until.IsZero() && !e.EndsAt.After(e.Decision.Until)
 }
 
 // find returns the template of the slot of that name, nil if the wish has none. A
@@ -141,6 +231,12 @@ func (d *Desired) find(id LogicalNodeID) *template {
 func (e Explanation) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s", e.Node, e.sentence())
+	if e.Paused && e.waitsForTime() {
+		b.WriteString("; then paused before " + e.heldBack)
+	}
+	if now := e.Now.Sub(e.Since).Truncate(time.Second); now > 0 && e.waits() {
+		fmt.Fprintf(&b, "; for %s now", now)
+	}
 	if left := e.EndsAt.Sub(e.Now); left > 0 && e.Decision.Until.After(e.EndsAt) {
 		fmt.Fprintf(&b, "; in %s the attempt is out of time", roughly(left))
 	}
@@ -162,12 +258,12 @@ func (e Explanation) sentence() string {
 	d := e.Decision
 	wait := fmt.Sprintf("waiting %s more", roughly(d.Until.Sub(e.Now)))
 	switch {
-	case !e.EndsAt.IsZero() && !e.EndsAt.After(e.Now):
+	case e.isOutOfTime():
 		return "the attempt is out of time: the next pass ends it"
 	case d.Err != nil:
 		return "cannot go on: " + d.Err.Error()
-	case e.Paused:
-		return "paused before " + e.whatIsHeldBack()
+	case e.Paused && !e.waitsForTime():
+		return "paused before " + e.heldBack
 	case e.LeftOut && d.Action == Dispatch:
 		return fmt.Sprintf("wants to dispatch %s and waits for a place: MaxInFlight is reached", d.Operation)
 	}
@@ -214,7 +310,7 @@ func (e Explanation) sentence() string {
 func (e Explanation) Unblock() string {
 	d := e.Decision
 	switch {
-	case !e.EndsAt.IsZero() && !e.EndsAt.After(e.Now):
+	case e.isOutOfTime():
 		return "the next pass"
 	case errors.Is(d.Err, ErrAttemptsExhausted):
 		return "another driver, whose FirstAttempt leaves room"
@@ -222,8 +318,8 @@ func (e Explanation) Unblock() string {
 		return "its deletion: the attempt has had all the operations that it may have"
 	case d.Err != nil:
 		return "a fix: this is a fault of the library"
-	case e.Paused:
-		return "Resume"
+	case e.Paused || e.waitsForTime():
+		return e.needs()
 	case e.LeftOut && d.Action == Dispatch:
 		return "the end of another operation, or a larger MaxInFlight"
 	case d.Action != NoAction:
@@ -240,10 +336,24 @@ func (e Explanation) Unblock() string {
 			return "what the bootstrap reports: a join, its end or a failure"
 		}
 		return "what the bootstrap reports: a join, its end or a failure; or the deadline"
-	case "await-backoff", "await-restart":
-		return "the time"
 	}
 	return ""
+}
+
+// needs lists all that a slot needs which waits for the time or for Resume. A
+// call of its own attempt that still runs lets no other one begin.
+func (e Explanation) needs() string {
+	var needs []string
+	if e.waitsForTime() {
+		needs = append(needs, "the time")
+	}
+	if e.Paused {
+		needs = append(needs, "Resume")
+	}
+	if call := e.StillRunning; call != nil && e.Stage != StageDestroyed {
+		needs = append(needs, fmt.Sprintf("the return of %s %s", call.Kind, call.Operation))
+	}
+	return strings.Join(needs, " and ")
 }
 
 // MarshalJSON writes the fields by their names, and beside them the sentence
@@ -290,18 +400,6 @@ func (e *Explanation) pendingID() *OperationID {
 		return nil
 	}
 	return &e.PendingID
-}
-
-func (e Explanation) whatIsHeldBack() string {
-	switch e.Decision.Action {
-	case Insert:
-		return "its first attempt"
-	case Restart:
-		return "a fresh attempt"
-	case BeginDelete:
-		return "it is replaced: it is ready and outdated"
-	}
-	return e.Decision.Operation.String()
 }
 
 // failuresSoFar tells of failures that may or may not be why a look-up waits: one

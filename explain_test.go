@@ -106,7 +106,7 @@ func TestExplainSaysTheTruth(t *testing.T) {
 			s.d.heat(s.d.state.byName["w-0"])
 			s.drive()
 			s.end(DestroyLease, ClassNone)
-		}, "w-0: waiting 5s more to restart after 1 failure: LookupEndpoint: boom [R3 await-restart]"},
+		}, "w-0: waiting 5s more to restart after 1 failure: LookupEndpoint: boom; for 5s now [R3 await-restart]"},
 		{"unwanted", Config{}, func(s *dtStory) { s.climb(CreateLease); s.update() },
 			"w-0: unwanted or outdated: will be deleted [R4 begin-delete]"},
 		{"failed", Config{}, func(s *dtStory) {
@@ -115,7 +115,7 @@ func TestExplainSaysTheTruth(t *testing.T) {
 			require.NoError(s.t, s.d.foldOnly(s.now))
 		}, "w-0: the attempt failed and will be cleaned up: CreateLease: boom [R4 begin-delete]"},
 		{"an operation in flight", Config{}, func(s *dtStory) { s.climb(CreateLease); s.now = s.now.Add(time.Minute) },
-			"w-0: waiting 1m0s more at most for CreateLease 1/1 [R5 await-operation]"},
+			"w-0: waiting 1m0s more at most for CreateLease 1/1; for 1m0s now [R5 await-operation]"},
 		{"an operation that is out of time", Config{}, func(s *dtStory) { s.climb(CreateLease); s.now = s.now.Add(time.Hour) },
 			"w-0: CreateLease 1/1 is out of time: the next pass ends it [R5 await-operation]"},
 		{"an operation that would outlive its attempt", Config{Retry: RetryPolicy{EndpointTimeout: time.Minute}},
@@ -208,7 +208,7 @@ func TestExplainSaysTheTruth(t *testing.T) {
 		{"joined", Config{}, func(s *dtStory) { s.climb(BootstrapConvergenceObserved); s.back(BootstrapConvergenceObserved) },
 			"w-0: will dispatch BootstrapConvergenceObserved [R14 observe-convergence]"},
 		{"a bootstrap that runs", Config{}, func(s *dtStory) { s.climb(CancelBootstrap); s.now = s.now.Add(29 * time.Minute) },
-			"w-0: waiting 1m0s more at most for the bootstrap to report a join [R15 await-bootstrap]"},
+			"w-0: waiting 1m0s more at most for the bootstrap to report a join; for 29m0s now [R15 await-bootstrap]"},
 		{"a bootstrap that runs for ever", Config{Retry: RetryPolicy{BootstrapTimeout: -1}}, func(s *dtStory) { s.climb(CancelBootstrap) },
 			"w-0: waiting without a limit for the bootstrap to report a join [R15 await-bootstrap]"},
 		{"a bootstrap that is out of time", Config{}, func(s *dtStory) { s.climb(CancelBootstrap); s.now = s.now.Add(time.Hour) },
@@ -266,7 +266,7 @@ func TestExplainFields(t *testing.T) {
 	require.EqualValues(t, 1, e.Failures)
 	require.Equal(t, s.now.Add(time.Second), e.Decision.Until)
 	require.Equal(t, "StartBootstrap: boom", e.LastError)
-	require.True(t, e.Since.IsZero())
+	require.Equal(t, s.now, e.Since)
 
 	// In the driver's clock, whatever the host's says.
 	e, _ = s.d.Explain("w-0", s.now.Add(-time.Hour))

@@ -9,6 +9,10 @@ import (
 // ClusterExplanation says what keeps a cluster from being what is wished for.
 // All slots are of one moment; what it says besides is of the end of the last
 // pass, and so a little older while one runs.
+//
+// A cluster waits for as many things as there are Rules, so since when, after
+// which error and what would let it go on is told by the First of each; nothing
+// on record says since when the cluster is not as wished.
 type ClusterExplanation struct {
 	Generation uint64 `json:"generation"` // of the accepted wish
 	Observed   uint64 `json:"observed"`   // that a pass last evaluated

@@ -20,7 +20,7 @@ func TestExplainCluster(t *testing.T) {
 	require.Equal(t, "generation 1: 0 of 0 ready, and no pass has looked at that generation yet; "+
 		"4 like v-0: desired and not begun [R0 insert]", say(dtStart))
 	dtDrive(t, d, dtStart, x)
-	require.Equal(t, "generation 1: 0 of 4 ready; 2 like v-0: waiting 1m30s more at most for CreateLease 1/1 [R5 await-operation]; "+
+	require.Equal(t, "generation 1: 0 of 4 ready; 2 like v-0: waiting 1m30s more at most for CreateLease 1/1; for 30s now [R5 await-operation]; "+
 		"2 like w-1: wants to dispatch CreateLease and waits for a place: MaxInFlight is reached [R12 create-lease]; the next deadline is in 1m30s",
 		say(dtStart.Add(30*time.Second)))
 
@@ -31,7 +31,7 @@ func TestExplainCluster(t *testing.T) {
 	x.running = []RunningCall{{Operation: OperationID{2, 1}, Kind: CreateLease, Node: "w-0", Since: dtStart, Expired: true}, {Node: "w-1"}}
 	require.Equal(t, "generation 1: 0 of 4 ready; growth is paused; "+
 		"2 like w-0: waiting 2m0s more at most for CreateLease 2/1; CreateLease 2/1 outlived its deadline and is still running after 0s, since 2030-01-02T03:04:05Z [R5 await-operation]; "+
-		"v-0: waiting 1s more after 1 failure in a row, the last: CreateLease: boom [R10 await-backoff]; "+
+		"v-0: waiting 1s more after 1 failure in a row, the last: CreateLease: boom; then paused before CreateLease [R10 await-backoff]; "+
 		"w-2: paused before CreateLease [R12 create-lease]; "+
 		"the next deadline is in 1s", say(dtStart))
 	d.Resume()
@@ -153,6 +153,19 @@ func TestUnblock(t *testing.T) {
 		{Config{Retry: RetryPolicy{BootstrapTimeout: -1}}, func(s *dtStory) { s.climb(CancelBootstrap) }, "what the bootstrap reports: a join, its end or a failure"},
 		{Config{}, func(s *dtStory) { s.climb(CancelBootstrap); s.now = s.now.Add(time.Hour) }, "the next pass"},
 		{Config{}, func(s *dtStory) { s.pass(); s.d.Pause() }, "Resume"},
+		{Config{}, func(s *dtStory) { s.climb(CreateLease); s.end(CreateLease, ClassDefinite); s.d.Pause() }, "the time and Resume"},
+		{Config{}, func(s *dtStory) { s.climb(CreateLease); s.end(CreateLease, ClassLeaseLost); s.d.Pause() }, "the time and Resume"},
+		{Config{}, func(s *dtStory) { s.climb(CreateLease); s.end(CreateLease, ClassAmbiguous); s.hang(CreateLease) },
+			"the time and the return of CreateLease 1/1"},
+		{Config{}, func(s *dtStory) {
+			s.climb(CreateLease)
+			s.end(CreateLease, ClassAmbiguous)
+			s.hang(CreateLease)
+			s.d.Pause()
+			s.now, _ = s.d.RequeueAt()
+			s.drive()
+		}, "Resume and the return of CreateLease 1/1"},
+		{Config{}, func(s *dtStory) { s.climb(CreateLease); s.end(CreateLease, ClassLeaseLost); s.hang(CreateLease) }, "the time"},
 		{Config{MaxInFlight: 1}, func(s *dtStory) { s.update(dtGroup("v", 1, "v1"), w); s.drive() }, "the end of another operation, or a larger MaxInFlight"},
 		{Config{}, func(s *dtStory) {
 			s.climb(BootstrapConvergenceObserved)
@@ -174,25 +187,105 @@ func TestUnblock(t *testing.T) {
 	}
 }
 
-// TestExplainSince: when the operation was dispatched, the attempt failed or the
-// node became ready.
+// hang has the executor say that the first operation of the first attempt, which
+// is of that kind, has not returned.
+func (s *dtStory) hang(kind OperationKind) {
+	s.x.running = []RunningCall{{Operation: OperationID{1, 1}, Kind: kind, Node: "w-0", Since: dtStart, Expired: true}}
+}
+
+// TestExplainSince of every wait, in the field and, where it has lasted for a
+// second, in the sentence.
 func TestExplainSince(t *testing.T) {
-	s := dtTell(t, Config{}, dtGroup("w", 1, "v1"))
-	since := func() time.Time {
-		e, _ := s.d.Explain("w-0", s.now)
-		return e.Since
+	nothingYet := func(s *dtStory) {
+		e := dtLast(s.t, s.x, LookupEndpoint)
+		s.d.Deliver(dtCompleted(e, Completion{Operation: e.Operation, Kind: e.Kind}))
+		s.drive()
 	}
+	for _, c := range []struct {
+		why    string
+		config Config
+		tell   func(*dtStory)
+		after  time.Duration // what it is about began so long before the end of the story
+		then   time.Duration // which is so long ago
+		want   string        // empty: nobody can tell
+	}{
+		{"dispatched", Config{}, func(s *dtStory) { s.climb(CreateLease) }, 0, time.Minute, "CreateLease 1/1; for 1m0s now"},
+		{"backing off", Config{Retry: RetryPolicy{InitialDelay: time.Minute}},
+			func(s *dtStory) { s.climb(CreateLease); s.end(CreateLease, ClassDefinite) }, 0, 10 * time.Second, "boom; for 10s now"},
+		{"backing off in the cleanup", Config{Retry: RetryPolicy{InitialDelay: time.Minute}}, func(s *dtStory) {
+			s.climb(LookupEndpoint)
+			s.end(LookupEndpoint, ClassLeaseLost)
+			s.now = s.now.Add(time.Hour)
+			s.d.Trigger()
+			s.end(DestroyLease, ClassDefinite)
+		}, 0, 10 * time.Second, "boom; for 10s now"},
+		{"to restart, since it failed", Config{Retry: RetryPolicy{InitialDelay: time.Minute}}, func(s *dtStory) {
+			s.climb(LookupEndpoint)
+			s.end(LookupEndpoint, ClassLeaseLost)
+			s.now = s.now.Add(5 * time.Second)
+			s.end(DestroyLease, ClassNone)
+		}, 5 * time.Second, 10 * time.Second, "boom; for 15s now"},
+		{"looking for the endpoint, since there is a machine", Config{}, func(s *dtStory) {
+			s.climb(LookupEndpoint)
+			s.now = s.now.Add(time.Minute)
+			nothingYet(s)
+		}, time.Minute, time.Second, "to look for the endpoint again; for 1m1s now"},
+		{"the same after a look-up that failed", Config{}, func(s *dtStory) {
+			s.climb(LookupEndpoint)
+			s.now = s.now.Add(time.Minute)
+			s.end(LookupEndpoint, ClassDefinite)
+		}, time.Minute, 0, "boom; for 1m0s now"},
+		{"the same without a limit", Config{Retry: RetryPolicy{EndpointTimeout: -1}}, func(s *dtStory) {
+			s.climb(LookupEndpoint)
+			nothingYet(s)
+		}, 0, time.Second, ""},
+		{"the bootstrap, since there is an endpoint", Config{}, func(s *dtStory) {
+			s.climb(StartBootstrap)
+			s.now = s.now.Add(time.Minute)
+			s.end(StartBootstrap, ClassNone)
+		}, time.Minute, time.Hour / 3, "report a join; for 21m0s now"},
+		{"the same without a limit", Config{Retry: RetryPolicy{BootstrapTimeout: -1}},
+			func(s *dtStory) { s.climb(CancelBootstrap) }, 0, time.Hour, ""},
+		{"ready", Config{}, func(s *dtStory) {
+			s.climb(BootstrapConvergenceObserved)
+			s.end(BootstrapConvergenceObserved, ClassNone)
+		}, 0, time.Hour, "ready; for 1h0m0s now"},
+		{"held back by a pause", Config{}, func(s *dtStory) {
+			s.climb(CreateLease)
+			s.d.Pause()
+			s.now = s.now.Add(time.Minute)
+			s.end(CreateLease, ClassNone)
+		}, 0, time.Hour, "paused before LookupEndpoint; for 1h0m0s now"},
+	} {
+		s := dtTell(t, c.config, dtGroup("w", 1, "v1"))
+		c.tell(s)
+		began := s.now.Add(-c.after)
+		e, ok := s.d.Explain("w-0", s.now.Add(c.then))
+		require.True(t, ok)
+		if c.want == "" {
+			require.Zero(t, e.Since, "%s: %v", c.why, e)
+			require.NotContains(t, e.String(), " now")
+			continue
+		}
+		require.Equal(t, began, e.Since, "%s: %v", c.why, e)
+		require.Contains(t, e.String(), c.want+" [", c.why)
+	}
+}
+
+// TestExplainSinceIsNoPromise of what is over or about to happen.
+func TestExplainSinceIsNoPromise(t *testing.T) {
+	s := dtTell(t, Config{}, dtGroup("w", 1, "v1"))
 	s.climb(BootstrapConvergenceObserved)
-	s.now = s.now.Add(time.Minute)
-	require.Equal(t, dtStart, since(), "dispatched")
 	s.end(BootstrapConvergenceObserved, ClassNone)
-	ready := s.now
+	s.update(dtGroup("w", 1, "v2"))
 	s.now = s.now.Add(time.Hour)
-	require.Equal(t, ready, since(), "ready")
-	s.say(Observation{Kind: NodeLost})
-	lost := s.now
-	s.end(DestroyLease, ClassNone)
-	require.Equal(t, lost, since(), "failed")
+	e, _ := s.d.Explain("w-0", s.now)
+	require.Equal(t, "w-0: unwanted or outdated: will be deleted [R4 begin-delete]", e.String())
+	require.Zero(t, e.Since, "that it was ready is another matter")
+	s.drive()
+	s.now = s.now.Add(time.Hour)
+	e, _ = s.d.Explain("w-0", s.now)
+	require.Equal(t, "w-0: DestroyLease 1/5 is out of time: the next pass ends it [R5 await-operation]", e.String())
 }
 
 // TestProp_ExplainCluster: in every state that a driver can come to, the counts
@@ -209,6 +302,10 @@ func TestProp_ExplainCluster(t *testing.T) {
 			require.True(t, ok)
 			want[e.Decision.Rule.Number]++
 			require.Equal(t, e.Decision.Rule.Number == ruleSteady, e.Unblock() == "", "%v", e)
+			require.False(t, e.Since.After(e.Now), "%v", e)
+			if e.waitsForTime() && e.Stage != StageLeaseCreated || e.Decision.Rule.Number == ruleAwaitOperation || e.Decision.Rule.Number == ruleSteady {
+				require.False(t, e.Since.IsZero(), "%v", e)
+			}
 			if until := e.Decision.Until; !until.IsZero() && until.After(e.Now) && !errors.Is(e.Decision.Err, ErrUnmatched) {
 				require.NotEqual(t, "the next pass", e.Unblock(), "%v", e)
 			}

@@ -347,27 +347,35 @@ func (h *Host) runs() bool {
 // WaitConverged waits until the wish of that generation is fulfilled. It
 // returns [ErrSuperseded] once a later one is wished for, [ErrHostClosed] if
 // the host is closed before the wish is fulfilled, and the cause of ctx when
-// that is done.
+// that is done. What was delivered before the call counts, whether or not a pass
+// has folded it yet; so does a Replace.
 func (h *Host) WaitConverged(ctx context.Context, generation uint64) error {
+	delivered := h.driver.deliveries()
 	return h.await(ctx, func() (bool, error) {
+		folded := h.driver.hasFolded(delivered) // asked first: what is seen then is no older
 		if latest := h.driver.Generation(); latest > generation {
 			return false, fmt.Errorf("%w: %d, waited for %d", ErrSuperseded, latest, generation)
 		}
-		return h.driver.Converged(generation), nil
+		return folded && h.driver.Converged(generation), nil
 	})
 }
 
 // WaitReady waits until a slot is ready with the exact spec of the latest wish,
 // also of one that is accepted while it waits. It returns [ErrNotDesired] once
 // the latest wish has no such slot, [ErrHostClosed] if the host is closed before
-// the slot is ready, and the cause of ctx when that is done.
+// the slot is ready, and the cause of ctx when that is done. What was delivered
+// before the call counts, as it does for WaitConverged: after a Replace it waits
+// for the attempt that follows. So while nobody drives neither says that all is
+// well, unless everything has been folded.
 func (h *Host) WaitReady(ctx context.Context, id LogicalNodeID) error {
+	delivered := h.driver.deliveries()
 	return h.await(ctx, func() (bool, error) {
+		folded := h.driver.hasFolded(delivered) // asked first: what is seen then is no older
 		wished, ready := h.driver.isReady(id)
 		if !wished {
 			return false, fmt.Errorf("%w: %s", ErrNotDesired, id)
 		}
-		return ready, nil
+		return folded && ready, nil
 	})
 }
 

@@ -1100,6 +1100,11 @@ func TestHostUnderAnEndlessStream(t *testing.T) {
 		}
 	})
 	go func() { converged <- h.WaitConverged(context.Background(), 1) }()
+	for waits := false; !waits; runtime.Gosched() { // or it might begin when nobody folds any more
+		h.mu.Lock()
+		waits = h.changed != nil
+		h.mu.Unlock()
+	}
 	htRequireHeld(t, h.Run(ctx), htHeld(htKey(0, 1)))
 	require.Equal(t, 100, passes)
 	require.Equal(t, 2, b.called("CreateLease w-0#1"), "the delay had passed")

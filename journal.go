@@ -281,7 +281,7 @@ func (n *node) sum(room []byte) (sum uint64, _ []byte) {
 	}
 	numbers := [...]uint64{uint64(n.attempt), uint64(n.index), n.nextSequence, n.stdoutSequence, n.stderrSequence,
 		uint64(n.nextEffectAt), uint64(n.restartAt), uint64(n.stageDeadline), uint64(n.lastObservedAt),
-		uint64(n.joinedAt), uint64(n.handedOffAt), uint64(n.readyAt), uint64(n.lastCreateAt), uint64(n.failedAt), uint64(n.destroyedAt),
+		uint64(n.joinedAt), uint64(n.handedOffAt), uint64(n.readyAt), uint64(n.lastCreateAt), uint64(n.failedAt), uint64(n.destroyedAt), uint64(n.lastFailureAt),
 		uint64(n.failures), uint64(n.cleanupFailures), uint64(n.failuresBeforeReady), uint64(n.createsSent), uint64(n.cancelsFailed)}
 	for _, number := range numbers {
 		b = binary.AppendUvarint(b, number)

@@ -363,7 +363,7 @@ func (n *node) fail(reason string, retryAfter time.Duration, p *RetryPolicy, now
 	n.failures = countUp(n.failures)
 	n.stage, n.ready = StageFailed, false
 	t := n.ofItsOwn()
-	t.failedReason, t.failedAt, t.lastError = reason, now, reason
+	t.failedReason, t.failedAt, t.lastError, t.lastFailureAt = reason, now, reason, now
 	n.restartAt = now.plus(p.wait(n, n.failures, retryAfter))
 	n.nextEffectAt, n.stageDeadline = 0, 0
 }
@@ -386,7 +386,8 @@ func (n *node) backOff(c *Completion, p *RetryPolicy, now instant) {
 		return
 	}
 	*count = countUp(*count)
-	n.ofItsOwn().lastError = c.describe()
+	t := n.ofItsOwn()
+	t.lastError, t.lastFailureAt = c.describe(), now
 	n.nextEffectAt = now.plus(p.wait(n, *count, c.RetryAfter))
 }
 

@@ -134,7 +134,7 @@ func ftBacksOff(text string) func(*ManagedNode) {
 			count = &m.Retry.CleanupFailures
 		}
 		*count++
-		m.Retry.LastError, m.Retry.NextEffectAt = text, ftAfter(ftDoublings(*count))
+		m.Retry.LastError, m.Retry.LastFailureAt, m.Retry.NextEffectAt = text, ftNow, ftAfter(ftDoublings(*count))
 	}
 }
 
@@ -144,6 +144,7 @@ func ftFails(reason string) func(*ManagedNode) {
 		m.Retry.ConsecutiveFailures++
 		m.Record.Stage, m.Record.Ready = StageFailed, false
 		m.Record.FailedReason, m.Record.FailedAt, m.Retry.LastError = reason, ftNow, reason
+		m.Retry.LastFailureAt = ftNow
 		m.Retry.RestartAt = ftAfter(ftDoublings(m.Retry.ConsecutiveFailures))
 		m.Retry.NextEffectAt, m.Retry.StageDeadline = time.Time{}, time.Time{}
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"math"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -213,4 +214,96 @@ func TestProp_AJournalWithPausesIsRepeated(t *testing.T) {
 		require.Nil(t, report.Difference)
 		require.Equal(t, dtJSON(t, w.real.Snapshot()), dtJSON(t, report.Driver.Snapshot()))
 	})
+}
+
+// A pause does not end a wait, it follows it: both are told beforehand, unless
+// what follows is no growth or the attempt ends first.
+func TestPauseAfterAWait(t *testing.T) {
+	for _, c := range []struct {
+		why    string
+		config Config
+		tell   func(*dtStory)
+		paused bool
+		want   string
+	}{
+		{"before a fresh attempt", Config{}, func(s *dtStory) { s.climb(CreateLease); s.end(CreateLease, ClassLeaseLost) }, true,
+			"w-0: waiting 1s more to restart after 1 failure: CreateLease: boom; then paused before a fresh attempt [R3 await-restart]"},
+		{"before the next try", Config{}, func(s *dtStory) { s.climb(CreateLease); s.end(CreateLease, ClassDefinite) }, true,
+			"w-0: waiting 1s more after 1 failure in a row, the last: CreateLease: boom; then paused before CreateLease [R10 await-backoff]"},
+		{"an attempt that ends before", Config{Retry: RetryPolicy{BootstrapTimeout: time.Second}},
+			func(s *dtStory) { s.climb(StartBootstrap); s.end(StartBootstrap, ClassNotStarted) }, false,
+			"w-0: waiting 1s more after 1 failure in a row, the last: StartBootstrap: boom [R10 await-backoff]"},
+		{"cleaning up", Config{}, func(s *dtStory) {
+			s.climb(LookupEndpoint)
+			s.end(LookupEndpoint, ClassLeaseLost)
+			s.end(DestroyLease, ClassDefinite)
+		}, false, "w-0: waiting 1s more after 1 failure in a row, the last: DestroyLease: boom [R10 await-backoff]"},
+	} {
+		s := dtTell(t, c.config, dtGroup("w", 1, "v1"))
+		c.tell(s)
+		s.d.Pause()
+		s.drive()
+		e, ok := s.d.Explain("w-0", s.now)
+		require.True(t, ok)
+		require.Equal(t, c.want, e.String(), c.why)
+		require.Equal(t, c.paused, e.Paused, c.why)
+
+		s.now, _ = s.d.RequeueAt()
+		s.x.submitted = nil
+		s.drive()
+		e, _ = s.d.Explain("w-0", s.now)
+		require.Equal(t, c.paused, e.Paused && len(s.x.submitted) == 0 && e.Unblock() == "Resume", "%s: and so it is: %v", c.why, e)
+	}
+}
+
+// What an update would take down, a pause may keep.
+func TestPlanUpdateWhilePaused(t *testing.T) {
+	d := dtDriver(t, Config{}, dtGroup("a", 1, "v1"), dtGroup("w", 2, "v1"))
+	x := &dtExecutor{}
+	dtWorks(d, x)
+	dtDrive(t, d, dtStart, x)
+	d.Pause()
+	plan := ctPlanUpdate(t, d, dtShape(2, dtGroup("w", 2, "v2")))
+	require.True(t, plan.Paused)
+	require.Equal(t, "generation 2: 0 to insert, 2 to replace, 1 to delete; takes down 1 that are ready, all at once; "+
+		"paused: until Resume no attempt begins, and 2 that are ready and outdated stay; differs: shape.image", plan.String())
+	require.NoError(t, d.UpdateDesired(dtShape(2, dtGroup("w", 2, "v2"))))
+	dtDrive(t, d, dtStart, x)
+	require.Equal(t, "w-0: paused before it is replaced: it is ready and outdated [R4 begin-delete]", ctExplain(t, d, "w-0", dtStart))
+	_, there := d.Explain("a-0", dtStart)
+	require.False(t, there)
+
+	require.Equal(t, "generation 3: 1 to insert, 0 to replace, 0 to delete; paused: until Resume no attempt begins",
+		ctPlanUpdate(t, d, dtShape(3, dtGroup("v", 1, "v1"), dtGroup("w", 2, "v2"))).String())
+	require.Equal(t, "generation 3: 0 to insert, 0 to replace, 2 to delete; takes down 2 that are ready, all at once",
+		ctPlanUpdate(t, d, dtShape(3)).String(), "a pause keeps nothing that is unwanted")
+}
+
+// Where attempts run out, the slots that get none are told so, as the plan does,
+// paused or not.
+func TestExplainWhereAttemptsRunOut(t *testing.T) {
+	for _, paused := range []bool{false, true} {
+		d := dtDriver(t, Config{FirstAttempt: math.MaxUint64 - 2}, dtGroup("w", 4, "v1"))
+		if paused {
+			d.Pause()
+			dtDrive(t, d, dtStart, &dtExecutor{})
+		}
+		var faults []LogicalNodeID
+		for _, f := range d.Plan(dtStart).Faults {
+			faults = append(faults, f.Node)
+		}
+		require.Equal(t, []LogicalNodeID{"w-2", "w-3"}, faults)
+		for _, id := range []LogicalNodeID{"w-0", "w-1", "w-2", "w-3"} {
+			e, ok := d.Explain(id, dtStart)
+			require.True(t, ok)
+			if slices.Contains(faults, id) {
+				require.Equal(t, string(id)+": cannot go on: provisioning: attempt numbers are exhausted [R0 insert]", e.String())
+				require.Equal(t, "another driver, whose FirstAttempt leaves room", e.Unblock())
+				require.False(t, e.Paused)
+			} else {
+				require.NoError(t, e.Decision.Err)
+				require.Equal(t, paused, e.Paused)
+			}
+		}
+	}
 }

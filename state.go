@@ -144,7 +144,10 @@ type RetryState struct {
 	NextEffectAt  time.Time `json:"nextEffectAt,omitzero"`
 	RestartAt     time.Time `json:"restartAt,omitzero"`
 	StageDeadline time.Time `json:"stageDeadline,omitzero"`
+	// LastError and LastFailureAt are the text and the time of the last
+	// failure of this attempt, for people: no decision looks at them.
 	LastError     string    `json:"lastError,omitempty"`
+	LastFailureAt time.Time `json:"lastFailureAt,omitzero"`
 	// Ambiguous is CreateLease or StartBootstrap while nobody knows what
 	// came of one. Nothing is destroyed before a create is known about (G5).
 	Ambiguous OperationKind `json:"ambiguous,omitempty"`
@@ -250,6 +253,7 @@ type facts struct {
 type trouble struct {
 	failedReason  string
 	lastError     string
+	lastFailureAt instant
 	failedAt      instant
 	destroyedAt   instant
 	cancelsFailed uint32
@@ -430,7 +434,7 @@ func (n *node) export() ManagedNode {
 		Retry: RetryState{
 			ConsecutiveFailures: n.failures, CleanupFailures: n.cleanupFailures,
 			NextEffectAt: n.nextEffectAt.time(), RestartAt: n.restartAt.time(), StageDeadline: n.stageDeadline.time(),
-			LastError: n.lastError, Ambiguous: n.ambiguous, CancelsFailed: n.cancelsFailed, GivenUp: n.givenUp,
+			LastError: n.lastError, LastFailureAt: n.lastFailureAt.time(), Ambiguous: n.ambiguous, CancelsFailed: n.cancelsFailed, GivenUp: n.givenUp,
 			FailuresBeforeReady: n.failuresBeforeReady, CreatesSent: n.createsSent, LastCreateAt: n.lastCreateAt.time(),
 		},
 		Held: slices.Clone(n.held),
@@ -494,7 +498,8 @@ func importNode(m *ManagedNode, templates map[[32]byte]*template) (*node, error)
 			failuresBeforeReady: m.Retry.FailuresBeforeReady, createsSent: m.Retry.CreatesSent,
 			lastCreateAt: at("lastCreateAt", m.Retry.LastCreateAt),
 			trouble: &trouble{
-				failedReason: r.FailedReason, lastError: m.Retry.LastError, failedAt: at("failedAt", r.FailedAt),
+				failedReason: r.FailedReason, lastError: m.Retry.LastError,
+				lastFailureAt: at("lastFailureAt", m.Retry.LastFailureAt), failedAt: at("failedAt", r.FailedAt),
 				destroyedAt: at("destroyedAt", r.DestroyedAt), cancelsFailed: m.Retry.CancelsFailed, givenUp: m.Retry.GivenUp,
 				held: slices.Clone(m.Held),
 			},

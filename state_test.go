@@ -95,6 +95,7 @@ func ftReady(m *ManagedNode) {
 func ftFailed(m *ManagedNode) {
 	m.Record.Stage, m.Record.Ready = StageFailed, false
 	m.Record.FailedReason, m.Record.FailedAt, m.Retry.LastError = "the first failure", ftAfter(-time.Second), "the first failure"
+	m.Retry.LastFailureAt = ftAfter(-time.Second)
 	m.Retry.RestartAt = ftAfter(3 * time.Second)
 	m.Retry.NextEffectAt, m.Retry.StageDeadline = time.Time{}, time.Time{}
 	m.Retry.ConsecutiveFailures++
@@ -213,7 +214,7 @@ func ftDrawNode(t *rapid.T, spec LogicalNodeSpec, attempt NodeAttemptID) Managed
 	r, retry := &m.Record, &m.Retry
 	retry.ConsecutiveFailures = count.Draw(t, "failures")
 	retry.FailuresBeforeReady = count.Draw(t, "failures before ready")
-	retry.LastError = text.Draw(t, "last error")
+	retry.LastError, retry.LastFailureAt = text.Draw(t, "last error"), ftDrawTime(t, "last failure", true)
 	retry.CreatesSent, retry.LastCreateAt = count.Draw(t, "creates"), ftDrawTime(t, "last create", true)
 	retry.NextEffectAt = ftDrawTime(t, "next effect", true)
 	session := BootstrapSessionID("s" + text.Draw(t, "session"))
@@ -379,7 +380,7 @@ func TestProp_ExportAndImportAreInverse(t *testing.T) {
 func ftUTC(m ManagedNode) ManagedNode {
 	for _, at := range []*time.Time{&m.Record.Bootstrap.LastObservedAt, &m.Record.Swactor.JoinedAt, &m.Record.Swactor.HandedOffAt,
 		&m.Record.FailedAt, &m.Record.ReadyAt, &m.Record.DestroyedAt, &m.Retry.NextEffectAt, &m.Retry.RestartAt,
-		&m.Retry.StageDeadline, &m.Retry.LastCreateAt} {
+		&m.Retry.StageDeadline, &m.Retry.LastCreateAt, &m.Retry.LastFailureAt} {
 		*at = at.UTC()
 	}
 	if m.Pending != nil {
@@ -589,6 +590,7 @@ func TestNewClusterStateRefuses(t *testing.T) {
 	for name, field := range map[string]func(*ManagedNode) *time.Time{
 		"nextEffectAt": func(m *ManagedNode) *time.Time { return &m.Retry.NextEffectAt }, "restartAt": func(m *ManagedNode) *time.Time { return &m.Retry.RestartAt },
 		"stageDeadline": func(m *ManagedNode) *time.Time { return &m.Retry.StageDeadline }, "lastCreateAt": func(m *ManagedNode) *time.Time { return &m.Retry.LastCreateAt },
+		"lastFailureAt":  func(m *ManagedNode) *time.Time { return &m.Retry.LastFailureAt },
 		"lastObservedAt": func(m *ManagedNode) *time.Time { return &m.Record.Bootstrap.LastObservedAt },
 		"joinedAt":       func(m *ManagedNode) *time.Time { return &m.Record.Swactor.JoinedAt }, "handedOffAt": func(m *ManagedNode) *time.Time { return &m.Record.Swactor.HandedOffAt },
 		"failedAt": func(m *ManagedNode) *time.Time { return &m.Record.FailedAt }, "readyAt": func(m *ManagedNode) *time.Time { return &m.Record.ReadyAt },

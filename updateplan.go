@@ -69,13 +69,28 @@ type UpdatePlan struct {
 	Replaces  int `json:"replaces"`
 	Deletes   int `json:"deletes"`
 	ReadyLost int `json:"readyLost"`
+	// Paused: growth is paused. Until it is resumed nothing is inserted, and of
+	// what is replaced what is ready stays; all the rest goes at once.
+	Paused bool `json:"paused,omitempty"`
 }
 
 // String sums the plan up in one line.
 func (p UpdatePlan) String() string {
 	text := fmt.Sprintf("generation %d: %d to insert, %d to replace, %d to delete", p.Generation, p.Inserts, p.Replaces, p.Deletes)
-	if p.ReadyLost > 0 {
-		text += fmt.Sprintf("; takes down %d that are ready, all at once", p.ReadyLost)
+	stay := 0 // of those that are ready
+	for _, c := range p.Changes {
+		if p.Paused && c.Kind == ReplaceSlot && c.Ready {
+			stay++
+		}
+	}
+	if lost := p.ReadyLost - stay; lost > 0 {
+		text += fmt.Sprintf("; takes down %d that are ready, all at once", lost)
+	}
+	if p.Paused && p.Inserts+p.Replaces > 0 {
+		text += "; paused: until Resume no attempt begins"
+		if stay > 0 {
+			text += fmt.Sprintf(", and %d that are ready and outdated stay", stay)
+		}
 	}
 	var fields []string
 	for _, c := range p.Changes {
@@ -100,7 +115,7 @@ func (d *ClusterDriver) PlanUpdate(shape ClusterShape, now time.Time) (UpdatePla
 	faults := d.config.groupFaults(shape)
 	at := d.tickAt(now)
 	d.in.Lock()
-	accepted, draining := d.accepted, d.draining
+	accepted, draining, paused := d.accepted, d.draining, d.paused
 	d.in.Unlock()
 	if draining {
 		return UpdatePlan{}, ErrDraining
@@ -109,7 +124,7 @@ func (d *ClusterDriver) PlanUpdate(shape ClusterShape, now time.Time) (UpdatePla
 	if err != nil {
 		return UpdatePlan{}, err
 	}
-	plan := UpdatePlan{Generation: next.generation}
+	plan := UpdatePlan{Generation: next.generation, Paused: paused}
 	d.world.RLock()
 	defer d.world.RUnlock()
 	for old, want := range matchWishes(accepted, next) {

@@ -46,7 +46,7 @@ type rateLimited struct {
 }
 
 func (r *rateLimited) wait(ctx context.Context) error {
-	err := r.limiter.Wait(ctx)
+	err := r.ask(ctx)
 	if err == nil {
 		err = ctx.Err() // let through too late: the call can still be left out
 	}
@@ -54,6 +54,17 @@ func (r *rateLimited) wait(ctx context.Context) error {
 		return NotStarted(fmt.Errorf("provisioning: given up in the queue of the rate limiter: %w", err))
 	}
 	return nil
+}
+
+// ask fences the limiter: its panic is no news of the provider, as that of a call
+// would be.
+func (r *rateLimited) ask(ctx context.Context) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("it panicked: %v", p)
+		}
+	}()
+	return r.limiter.Wait(ctx)
 }
 
 func (r *rateLimited) CreateLease(ctx context.Context, req CreateLeaseRequest) (CreateLeaseResult, error) {

@@ -177,6 +177,29 @@ func TestRateLimitedWithoutOne(t *testing.T) {
 	require.ErrorIs(t, err, provisioning.ErrNoBackend)
 }
 
+// opLimited is a Limiter that is of no use as a nil pointer.
+type opLimited struct{ err error }
+
+func (l *opLimited) Wait(context.Context) error { return l.err }
+
+// TestRateLimitedPanics: a limiter that panics lets no call through, so nothing
+// can have come of it, unlike of a call that panics.
+func TestRateLimitedPanics(t *testing.T) {
+	for text, limiter := range map[string]provisioning.Limiter{
+		"invalid memory address or nil pointer dereference": (*opLimited)(nil),
+		"it panicked: boom": opLimiter(func(context.Context) error { panic("boom") }),
+	} {
+		for _, c := range opCalls {
+			inner := &opBackend{name: "inner"}
+			_, err := c.call(t.Context(), provisioning.RateLimited(inner, limiter), c.request(opSpec("p")))
+			require.Equal(t, provisioning.ClassNotStarted, provisioning.Classify(c.kind, err), c.kind)
+			require.ErrorContains(t, err, "provisioning: given up in the queue of the rate limiter: it panicked: ")
+			require.ErrorContains(t, err, text)
+			require.Empty(t, inner.seen)
+		}
+	}
+}
+
 // TestRateLimitedUnderAnExecutor: calls in the queue of the limiter are given up
 // by Expire and by Close. Nothing reaches the provider, nobody waits for ever.
 func TestRateLimitedUnderAnExecutor(t *testing.T) {

@@ -159,7 +159,8 @@ func (e *CheckError) Error() string {
 // What only a fault of the provider brings to light (several matches for one
 // key, a cut connection) is seen only if the subject plays such faults. Cases
 // that need a missing field of the Subject, or are about a class of provider
-// that Classes leaves out, are not run; [CheckReport] says which.
+// that Classes leaves out, are not run; [CheckReport] says which. Nor is any case
+// after one to which newSubject gave nothing that could be checked.
 func Check(newSubject func() Subject) error { return CheckReport(newSubject).Err() }
 
 // CheckReport does what [Check] does and tells the outcome of every case.
@@ -167,9 +168,17 @@ func CheckReport(newSubject func() Subject) Report {
 	// Providers remember tokens, so a check in the same account must not
 	// repeat the keys of an earlier one.
 	id := strings.ToLower(rand.Text()[:10])
+	if newSubject == nil {
+		newSubject = func() Subject { panic("newSubject is nil") }
+	}
 	var report Report
+	usable := true
 	for _, c := range checkCases {
-		report.Cases = append(report.Cases, runCase(c, provisioning.RunID("check-"+id), newSubject))
+		result := CaseResult{Rule: c.rule, Case: c.name, Why: c.why, NotRun: "the subject is of no use, as told above"}
+		if usable {
+			result, usable = runCase(c, provisioning.RunID("check-"+id), newSubject)
+		}
+		report.Cases = append(report.Cases, result)
 	}
 	return report
 }
@@ -190,18 +199,27 @@ func (c checkCase) concerns(classes []Class) bool {
 	return c.about == nil || len(classes) == 0 || slices.Contains(classes, *c.about)
 }
 
-func runCase(c checkCase, run provisioning.RunID, newSubject func() Subject) (result CaseResult) {
-	result.Rule, result.Case, result.Why = c.rule, c.name, c.why
-	subject := newSubject()
-	if subject.Close != nil {
-		defer subject.Close()
-	}
+// runCase is false if the subject is of no use, to any case.
+func runCase(c checkCase, run provisioning.RunID, newSubject func() Subject) (result CaseResult, usable bool) {
 	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel() // a call that a panic of the subject cut off from the kit
-	k := newKit(ctx, c, run, subject)
+	k := newKit(ctx, c, run)
+	defer func() {
+		cancel() // a call that a panic of the subject cut off from the kit
+		if k.subject.Close != nil {
+			k.fenced(k.subject.Close)
+		}
+		result = k.result()
+	}()
+	if !k.fenced(func() { k.use(newSubject()) }) {
+		return result, false
+	}
+	subject := &k.subject
 	switch {
 	case subject.Backend == nil:
 		k.failAs(Contract, "set Subject.Backend", "the subject has no backend")
+		return result, false
+	case !k.fenced(k.judgeGroup):
+		return result, false
 	case !c.concerns(subject.Classes):
 		k.notRun = fmt.Sprintf("is about providers of class %v", *c.about)
 	case c.needLive && subject.Live == nil:
@@ -214,11 +232,5 @@ func runCase(c checkCase, run provisioning.RunID, newSubject func() Subject) (re
 		k.fenced(func() { c.run(k) })
 		k.giveBack()
 	}
-	result.NotRun, result.Failures = k.notRun, k.failures
-	for _, a := range k.attempts {
-		if !a.over {
-			result.Left = append(result.Left, a.key)
-		}
-	}
-	return result
+	return result, true
 }

@@ -114,6 +114,14 @@ func (r *reference) CreateLease(ctx context.Context, req provisioning.CreateLeas
 	}
 	r.mu.Lock()
 	m := r.machines[r.token(req.Key)]
+	if r.flaw == "a longer name is taken for its beginning" && m == nil {
+		for _, other := range r.machines {
+			if other.key.Run == req.Key.Run && other.key.Attempt == req.Key.Attempt &&
+				strings.HasPrefix(string(other.key.Node), string(req.Key.Node)) {
+				m = other
+			}
+		}
+	}
 	switch {
 	case m == nil && req.AdoptOnly && r.flaw == "adopt buys":
 	case m == nil && req.AdoptOnly && r.flaw == "adopt buys and keeps it to itself":
@@ -174,10 +182,17 @@ func (r *reference) CreateLease(ctx context.Context, req provisioning.CreateLeas
 		also := m
 		r.after(30*refLanding, func() { r.mu.Lock(); also.also++; r.mu.Unlock() })
 	}
-	if m == nil {
+	first := m == nil
+	if first {
 		m = r.landing(req.Key)
 	}
 	r.latest = m.lease
+	if r.flaw == "a ctx that is done buys and is NotStarted" && ctx.Err() != nil ||
+		r.flaw == "the first create buys and is NotStarted" && first {
+		m.lives = true
+		r.mu.Unlock()
+		return provisioning.CreateLeaseResult{}, provisioning.NotStarted(errors.New("given up"))
+	}
 	r.mu.Unlock()
 
 	switch r.flaw {
@@ -194,6 +209,9 @@ func (r *reference) CreateLease(ctx context.Context, req provisioning.CreateLeas
 		r.mu.Lock()
 		m.cut = true
 		r.mu.Unlock()
+		if r.flaw == "a cut create is NotStarted" {
+			return provisioning.CreateLeaseResult{}, provisioning.NotStarted(ctx.Err())
+		}
 		if r.flaw == "a cut create is Definite" {
 			return provisioning.CreateLeaseResult{}, provisioning.Definite(ctx.Err())
 		}
@@ -209,6 +227,9 @@ func (r *reference) CreateLease(ctx context.Context, req provisioning.CreateLeas
 		r.mu.Lock()
 		m.lost = true
 		r.mu.Unlock()
+		if r.flaw == "a lost answer is NotStarted" {
+			return provisioning.CreateLeaseResult{}, provisioning.NotStarted(errReset)
+		}
 		if r.flaw == "a lost answer is a Definite no" {
 			return provisioning.CreateLeaseResult{}, provisioning.Definite(errReset)
 		}
@@ -221,6 +242,12 @@ func (r *reference) CreateLease(ctx context.Context, req provisioning.CreateLeas
 		return provisioning.CreateLeaseResult{Lease: r.latest}, nil
 	case "no lease":
 		return provisioning.CreateLeaseResult{}, nil
+	case "a create answers half an endpoint":
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if m.booted {
+			return provisioning.CreateLeaseResult{Lease: m.lease, Endpoint: &provisioning.SSHEndpoint{Host: "localhost"}}, nil
+		}
 	case "the lease holds a secret":
 		return provisioning.CreateLeaseResult{Lease: m.lease + provisioning.ProviderLeaseID(req.Spec.Boot.Env["PROVISIONING_CHECK_SECRET"])}, nil
 	}
@@ -281,7 +308,14 @@ func (r *reference) LookupEndpoint(ctx context.Context, req provisioning.LookupE
 	case !m.booted || r.flaw == "never answers":
 		return provisioning.LookupEndpointResult{}, nil
 	}
-	return provisioning.LookupEndpointResult{Endpoint: &provisioning.SSHEndpoint{Host: "localhost", Port: 22}}, nil
+	endpoint := &provisioning.SSHEndpoint{Host: "localhost", Port: 22}
+	switch r.flaw {
+	case "an endpoint without a host":
+		endpoint.Host = ""
+	case "an endpoint without a port":
+		endpoint.Port = 0
+	}
+	return provisioning.LookupEndpointResult{Endpoint: endpoint}, nil
 }
 
 func (r *reference) StartBootstrap(ctx context.Context, req provisioning.StartBootstrapRequest) (provisioning.StartBootstrapResult, error) {
@@ -322,6 +356,8 @@ func (r *reference) StartBootstrap(ctx context.Context, req provisioning.StartBo
 		case !m.lives || m.ended || m.session != session:
 		case r.flaw == "the join names another session":
 			sink.Joined(session+"-x", "agent")
+		case r.flaw == "the join names no agent":
+			sink.Joined(session, "")
 		default:
 			sink.Joined(session, "agent")
 		}
@@ -365,6 +401,9 @@ func (r *reference) CancelBootstrap(ctx context.Context, req provisioning.Cancel
 		return nil
 	}
 	m.ended = true
+	if r.flaw == "cancel takes the machine along" {
+		m.lives, m.spent = false, true
+	}
 	return nil
 }
 
@@ -391,6 +430,14 @@ func (r *reference) DestroyLease(ctx context.Context, req provisioning.DestroyLe
 	if r.flaw == "destroy takes the neighbours along" {
 		for _, other := range r.machines {
 			if other.key.Run == req.Key.Run && strings.HasPrefix(string(other.key.Node), string(req.Key.Node)) {
+				other.lives, other.spent = false, true
+			}
+		}
+		return nil
+	}
+	if r.flaw == "destroy takes the shorter names along" {
+		for _, other := range r.machines {
+			if other.key.Run == req.Key.Run && other.key.Attempt == req.Key.Attempt && strings.HasPrefix(string(req.Key.Node), string(other.key.Node)) {
 				other.lives, other.spent = false, true
 			}
 		}
@@ -760,20 +807,23 @@ func TestBackend_B7Broken(t *testing.T) {
 
 func TestBackend_B8Broken(t *testing.T) {
 	expectBroken(t, "B8", map[string][]string{
-		"a key without its attempt":            nil,
-		"a key without its run":                nil,
-		"a key that runs together":             nil,
-		"a key that takes w-10 for w-1":        nil,
-		"adopt takes a neighbour":              nil,
-		"calls share a variable":               nil,
-		"destroy takes the neighbours along":   nil,
-		"a name that is cut":                   nil,
-		"a name in lower case":                 nil,
-		"a name without what cannot be in it":  nil,
-		"cancel ends the sessions of the slot": nil,
-		"destroy takes the slot along":         nil,
-		"an address is remembered":             nil,
-		"a start just connects to the address": nil,
+		"a key without its attempt":          nil,
+		"a key without its run":              nil,
+		"a key that runs together":           nil,
+		"a key that takes w-10 for w-1":      nil,
+		"adopt takes a neighbour":            nil,
+		"calls share a variable":             nil,
+		"destroy takes the neighbours along": nil,
+
+		"a longer name is taken for its beginning": nil,
+		"destroy takes the shorter names along":    nil,
+		"a name that is cut":                       nil,
+		"a name in lower case":                     nil,
+		"a name without what cannot be in it":      nil,
+		"cancel ends the sessions of the slot":     nil,
+		"destroy takes the slot along":             nil,
+		"an address is remembered":                 nil,
+		"a start just connects to the address":     nil,
 	})
 }
 
@@ -812,9 +862,67 @@ func TestBackend_ContractBroken(t *testing.T) {
 		"a look-up that is cut off loses the machine":      nil,
 		"a lost answer is a Definite no":                   nil,
 		"gone is not yet":                                  nil,
+		"an endpoint without a host":                       nil,
+		"an endpoint without a port":                       nil,
+		"a create answers half an endpoint":                nil,
+		"the join names no agent":                          nil,
+		"cancel takes the machine along":                   nil,
 		"cancel looks at an endpoint that it may not have": nil,
 	})
 }
+
+// NotStarted promises that the provider never heard of the create, and the driver
+// forgets about it. Whoever says so of one that bought is found out, whether or
+// not anybody counts machines or moves the time on.
+func TestCheckDoubtsNotStarted(t *testing.T) {
+	for _, flaw := range []string{
+		"a ctx that is done buys and is NotStarted", "the first create buys and is NotStarted",
+		"a cut create is NotStarted", "a lost answer is NotStarted",
+	} {
+		for name, change := range map[string]func(*Subject, *reference){
+			"as it is":      nil,
+			"nobody counts": func(s *Subject, r *reference) { s.Live = nil },
+			"in real time":  func(s *Subject, r *reference) { s.Advance = nil; r.after = realTime },
+			"nobody counts, in real time": func(s *Subject, r *reference) {
+				s.Live, s.Advance, r.after = nil, nil, realTime
+			},
+		} {
+			t.Run(flaw+", "+name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					got := report(flaw, change)
+					require.Equal(t, []string{Contract}, rules(got.Err()), "%v", got)
+					require.Contains(t, got.Err().Error(), "every create of a key was answered NotStarted, and ")
+					for _, c := range got.Cases {
+						require.Empty(t, c.Left, c.Case)
+					}
+				})
+			})
+		}
+	}
+}
+
+// One that gives up before the provider hears of it says so rightly.
+func TestCheckBelievesNotStarted(t *testing.T) {
+	for name, change := range map[string]func(*Subject, *reference){
+		"as it is":      func(*Subject, *reference) {},
+		"nobody counts": func(s *Subject, r *reference) { s.Live = nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				got := report("", func(s *Subject, r *reference) {
+					change(s, r)
+					s.Backend = provisioning.RateLimited(s.Backend, open{})
+				})
+				require.NoError(t, got.Err(), "%v", got)
+			})
+		})
+	}
+}
+
+// open is a limiter that lets everybody through who is still there.
+type open struct{}
+
+func (open) Wait(ctx context.Context) error { return ctx.Err() }
 
 func TestCheckSubject(t *testing.T) {
 	boom := errors.New("boom")
@@ -826,6 +934,7 @@ func TestCheckSubject(t *testing.T) {
 		},
 		"live panics":      func(s *Subject, r *reference) { s.Live = func(provisioning.ExternalKey) (int, error) { panic(boom) } },
 		"advance panics":   func(s *Subject, r *reference) { s.Advance = func(time.Duration) { panic(boom) } },
+		"close panics":     func(s *Subject, r *reference) { s.Close = func() { panic(boom) } },
 		"patience too low": func(s *Subject, r *reference) { s.Patience = time.Millisecond },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -835,6 +944,46 @@ func TestCheckSubject(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A subject that is of no use to any case is told about once, and as an error.
+func TestCheckWithoutASubject(t *testing.T) {
+	for name, c := range map[string]struct {
+		newSubject func() Subject
+		problem    string
+	}{
+		"nothing":    {nil, "the subject: panic: newSubject is nil"},
+		"a panic":    {func() Subject { panic("boom") }, "the subject: panic: boom"},
+		"no backend": {func() Subject { return Subject{} }, "the subject has no backend"},
+		"no valid group": {func() Subject {
+			s := Subject{Backend: New(Config{})}
+			s.Group.Shape.DiskGB = -1
+			return s
+		}, "the subject: panic: Subject.Group: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			report := CheckReport(c.newSubject)
+			var broken *CheckError
+			require.ErrorAs(t, report.Err(), &broken)
+			require.Len(t, broken.Failures, 1)
+			require.Equal(t, Contract, broken.Failures[0].Rule)
+			require.Contains(t, broken.Failures[0].Problem, c.problem)
+			require.Len(t, report.Cases, len(checkCases))
+			for _, later := range report.Cases[1:] {
+				require.Equal(t, "the subject is of no use, as told above", later.NotRun)
+			}
+			require.Contains(t, report.String(), fmt.Sprintf("\n0 passed, 1 failed, %d not run\n", len(checkCases)-1))
+		})
+	}
+}
+
+// A machine that goes with its session is missed also where nobody counts.
+func TestCheckMissesTheMachine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		got := report("cancel takes the machine along", func(s *Subject, r *reference) { s.Live = nil })
+		require.Equal(t, []string{Contract}, rules(got.Err()), "%v", got)
+		require.Contains(t, got.Err().Error(), "the machine was gone after CancelBootstrap")
+	})
 }
 
 // What could not be given back is listed: somebody pays for it.

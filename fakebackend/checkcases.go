@@ -339,7 +339,22 @@ func checkCancelAbsent(k *kit) {
 	cancel(session+"-unknown", "an unknown session")
 	cancel(session, "a live session")
 	cancel(session, "a session that has ended")
-	if a.busy || !a.destroyed() {
+	if a.busy {
+		return
+	}
+	n, counted := a.live()
+	if !counted {
+		if o, _ := k.repeat(func() outcome { return a.create(atDeadline, true) }, settled); !o.ok {
+			return
+		} else if succeeded(o) {
+			n = 1
+		}
+	}
+	if n == 0 {
+		k.failAs(Contract, "end the session and leave its machine alone: DestroyLease gives it back when its time has come",
+			"the machine was gone after CancelBootstrap")
+	}
+	if !a.destroyed() {
 		return
 	}
 	a.endpoint = nil
@@ -373,6 +388,10 @@ func checkCutCreate(k *kit) {
 	for i, cut := range cuts {
 		a := k.attempt("", i, 1)
 		o := a.create(cut, false)
+		if o.is(provisioning.ClassNotStarted) {
+			a.resolve() // the driver would not: what this finds would be left
+			continue
+		}
 		if !o.ok || a.lease != "" || a.unresolved {
 			continue
 		}
@@ -447,6 +466,9 @@ func checkNeighbours(k *kit) {
 		k.attempt("-1", 0, 1),
 		k.attemptOf(k.id+"-"+provisioning.RunID(k.name), "1", 0, 1),
 		k.attemptOf(k.id+"-2", provisioning.NodeGroupID(k.name), 1, 1),
+		k.attempt("", 20, 1), // the longer one first
+		k.attempt("", 2, 11),
+		k.attempt("", 2, 1),
 	}
 	for i, a := range attempts {
 		if !a.rent() {
@@ -459,15 +481,20 @@ func checkNeighbours(k *kit) {
 			}
 		}
 	}
-	if !attempts[0].drop() {
-		return
-	}
-	for _, a := range attempts[1:] {
-		n, counted := a.live()
-		if counted && n != 1 {
-			k.fail("%s of %s live after that of %s was destroyed", machines(n), a, attempts[0])
-		} else if !counted {
-			a.foundAgain(false)
+	for _, victim := range []*attempt{attempts[0], attempts[6]} {
+		if !victim.drop() {
+			return
+		}
+		for _, a := range attempts {
+			if a.over {
+				continue
+			}
+			n, counted := a.live()
+			if counted && n != 1 {
+				k.fail("%s of %s live after that of %s was destroyed", machines(n), a, victim)
+			} else if !counted {
+				a.foundAgain(false)
+			}
 		}
 	}
 }
@@ -655,6 +682,9 @@ func checkJoinBeforeClose(k *kit) {
 		return
 	case closed(o):
 		k.fail("the session was closed before a join was reported")
+		return
+	case o.Swactor == "":
+		k.failAs(Contract, "a join names the agent, or the driver cannot tell it from another one", "the join named no agent")
 		return
 	case o.Session != a.session:
 		k.failAs(k.rule, "report under the session that StartBootstrap returns: the driver drops everything else",

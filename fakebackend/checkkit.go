@@ -42,14 +42,34 @@ type kit struct {
 	notRun   string
 }
 
-func newKit(ctx context.Context, c checkCase, run provisioning.RunID, subject Subject) *kit {
+func newKit(ctx context.Context, c checkCase, run provisioning.RunID) *kit {
+	return &kit{ctx: ctx, checkCase: c, id: run, secret: rand.Text(), began: time.Now()}
+}
+
+func (k *kit) use(subject Subject) {
 	if subject.Patience <= 0 {
 		subject.Patience = patience
 		if subject.Advance != nil {
 			subject.Patience = patienceAdvance
 		}
 	}
-	return &kit{ctx: ctx, checkCase: c, subject: subject, id: run, secret: rand.Text(), began: time.Now()}
+	k.subject = subject
+}
+
+// judgeGroup panics if no slot can be made of Subject.Group.
+func (k *kit) judgeGroup() {
+	k.attempt("", 0, 1)
+	k.attempts = nil
+}
+
+func (k *kit) result() CaseResult {
+	result := CaseResult{Rule: k.rule, Case: k.name, Why: k.why, NotRun: k.notRun, Failures: k.failures}
+	for _, a := range k.attempts {
+		if !a.over {
+			result.Left = append(result.Left, a.key)
+		}
+	}
+	return result
 }
 
 func (k *kit) fail(format string, args ...any) { k.failAs(k.rule, k.lesson, format, args...) }
@@ -58,15 +78,16 @@ func (k *kit) failAs(rule, lesson, format string, args ...any) {
 	k.failures = append(k.failures, Failure{Rule: rule, Case: k.name, Problem: fmt.Sprintf(format, args...), Lesson: lesson})
 }
 
-// fenced turns a panic of the subject's own functions into a failure. Calls of
-// the backend have a fence of their own.
-func (k *kit) fenced(do func()) {
+// fenced turns a panic of the subject's own functions into a failure, and is
+// false then. Calls of the backend have a fence of their own.
+func (k *kit) fenced(do func()) (ok bool) {
 	defer func() {
 		if p := recover(); p != nil {
 			k.failAs(Contract, "the functions of a Subject return, and its Group is a valid one", "the subject: panic: %v", p)
 		}
 	}()
 	do()
+	return true
 }
 
 // giveBack takes down what the case has left, as far as it can.
@@ -148,6 +169,7 @@ type attempt struct {
 	creates      uint32
 	lastCreateAt time.Time
 	unresolved   bool // a create has no answer yet
+	reached      bool // a create may have reached the provider, going by the answers
 	lease        provisioning.ProviderLeaseID
 	endpoint     *provisioning.SSHEndpoint
 	session      provisioning.BootstrapSessionID
@@ -322,7 +344,21 @@ func (a *attempt) operation() provisioning.OperationID {
 }
 
 func (a *attempt) create(cut time.Duration, adoptOnly bool) outcome {
-	return a.created(a.beginCreate(cut, adoptOnly).end(cut), adoptOnly)
+	o := a.created(a.beginCreate(cut, adoptOnly).end(cut), adoptOnly)
+	if o.is(provisioning.ClassNotStarted) && !adoptOnly && !a.reached && a.k.subject.Live == nil {
+		a.create(atDeadline, true) // nobody counts, so ask
+	}
+	return o
+}
+
+// soldAfterAll reports a machine of an attempt none of whose creates has reached
+// the provider, going by their answers. The driver believes them: it remembers
+// nothing to ask about, and if it no longer wants the node nobody looks for the
+// machine again.
+func (a *attempt) soldAfterAll(seen string) {
+	a.reached = true // told once
+	a.k.failAs(Contract, "NotStarted is for what certainly never left: once a request may be out, leave its error without a class",
+		"every create of a key was answered NotStarted, and %s", seen)
 }
 
 func (a *attempt) beginCreate(cut time.Duration, adoptOnly bool) *pendingCall {
@@ -347,6 +383,15 @@ func (a *attempt) created(o outcome, adoptOnly bool) outcome {
 		a.lastCreateAt = a.k.now()
 	}
 	switch {
+	case o.is(provisioning.ClassNotStarted) && !a.reached && !adoptOnly:
+		if n, ok := a.live(); ok && n > 0 {
+			a.soldAfterAll(machines(n) + " live")
+		}
+	case succeeded(o) && !a.reached && adoptOnly && a.creates > 0:
+		a.soldAfterAll("an AdoptOnly one then found a machine")
+	}
+	a.reached = a.reached || !o.is(provisioning.ClassNotStarted)
+	switch {
 	case o.is(provisioning.ClassNone) && o.Lease == "":
 		a.k.failAs(Contract, "a success names the lease; without one nobody can give the machine back", "CreateLease succeeded without a lease")
 		o.ok = false
@@ -355,6 +400,7 @@ func (a *attempt) created(o outcome, adoptOnly bool) outcome {
 		a.lease, a.unresolved = o.Lease, false
 		if o.Endpoint != nil {
 			a.endpoint = o.Endpoint
+			a.judgeEndpoint(o)
 		}
 	case o.is(provisioning.ClassDefinite), o.is(provisioning.ClassLeaseLost):
 		a.unresolved = false
@@ -375,8 +421,17 @@ func (a *attempt) lookup(cut time.Duration) outcome {
 	})
 	if o.is(provisioning.ClassNone) && o.Endpoint != nil {
 		a.endpoint = o.Endpoint
+		a.judgeEndpoint(o)
 	}
 	return o
+}
+
+// judgeEndpoint reports an endpoint that leads nowhere.
+func (a *attempt) judgeEndpoint(o outcome) {
+	if o.Endpoint.Host == "" || o.Endpoint.Port == 0 {
+		a.k.failAs(Contract, "an endpoint is a host and a port; while either is not known answer none, and the driver asks again",
+			"%v answered the endpoint %q", o.Kind, o.Endpoint)
+	}
 }
 
 func (a *attempt) start(cut time.Duration) outcome {

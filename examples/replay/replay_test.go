@@ -110,8 +110,8 @@ func TestExplainAMoment(t *testing.T) {
 	code, stdout, _ = play("-at", "1s", journal)
 	require.Zero(t, code)
 	require.Equal(t, 13, strings.Count(stdout, "\n"), "the cluster, every slot, and how it ended")
-	require.Contains(t, stdout, "1s  generation 1: 0 of 11 ready; w-10: waiting 39s more after 1 failure in a row, the last: CreateLease: fakebackend: scripted definite failure [R10 await-backoff]; "+
-		"10 like w-0: waiting 29m59s more at most for the bootstrap to report a join [R15 await-bootstrap]; the next deadline is in 39s\n")
+	require.Contains(t, stdout, "1s  generation 1: 0 of 11 ready; w-10: waiting 39s more after 1 failure in a row, the last: CreateLease: fakebackend: scripted definite failure; for 1s now [R10 await-backoff]; "+
+		"10 like w-0: waiting 29m59s more at most for the bootstrap to report a join; for 1s now [R15 await-bootstrap]; the next deadline is in 39s\n")
 	code, _, stderr = play("-at", "1s", "-slot", "x-0", journal)
 	require.Equal(t, 2, code)
 	require.Equal(t, "replay: there is no slot x-0 at 1s\n", stderr)
