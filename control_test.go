@@ -133,7 +133,7 @@ func TestPlanUpdateRefuses(t *testing.T) {
 		require.Equal(t, d.UpdateDesired(c.shape), err)
 	}
 	require.Equal(t, uint64(4), d.Generation())
-	require.NoError(t, d.drain())
+	require.NoError(t, d.Drain())
 	_, err := d.PlanUpdate(dtShape(9), dtStart)
 	require.Equal(t, ErrDraining, err)
 }

@@ -283,7 +283,7 @@ func (d *ClusterDriver) policyOf(group NodeGroupID) *RetryPolicy {
 // UpdateDesired offers a new wish and queues a pass. It is refused, and nothing
 // changes, with [ErrRunChanged], [ErrGenerationRegressed], a [*ShapeError] or
 // [ErrGenerationReused], looked for in this order, and with [ErrDraining] after
-// [Host.Drain]. The wish that is in force already is welcome again. A pass that
+// Drain. The wish that is in force already is welcome again. A pass that
 // runs goes on with the wish it began with.
 func (d *ClusterDriver) UpdateDesired(shape ClusterShape) error {
 	return d.offer(shape, d.config.groupFaults(shape))
@@ -309,9 +309,11 @@ func (d *ClusterDriver) offer(shape ClusterShape, faults []ShapeFault) error {
 	return err
 }
 
-// drain accepts an empty wish, under the next generation, as the last one. A
-// second time it does nothing.
-func (d *ClusterDriver) drain() error {
+// Drain accepts an empty wish, under the next generation, as the last one, and
+// queues a pass: from now on UpdateDesired answers [ErrDraining]. A second time it
+// does nothing. All is gone once Converged says so of [ClusterDriver.Generation].
+// An error would be a fault of this library.
+func (d *ClusterDriver) Drain() error {
 	d.in.Lock()
 	if d.draining {
 		d.in.Unlock()

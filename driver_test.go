@@ -890,7 +890,7 @@ func TestIdleJournalIsWrittenAlone(t *testing.T) {
 func TestDrainTellsAtOnce(t *testing.T) {
 	var told []EventKind
 	d := dtDriver(t, Config{OnEvent: func(e Event) { told = append(told, e.Kind) }}, dtGroup("w", 1, "v1"))
-	require.NoError(t, d.drain())
+	require.NoError(t, d.Drain())
 	require.Equal(t, []EventKind{EventUpdateAccepted}, told)
 }
 
@@ -1973,7 +1973,7 @@ func TestDrain(t *testing.T) {
 	d, x := dtDriver(t, Config{}, dtGroup("w", 2, "v1")), &dtExecutor{}
 	_, err := d.DriveNext(dtStart, x)
 	require.NoError(t, err)
-	require.NoError(t, d.drain())
+	require.NoError(t, d.Drain())
 	require.Equal(t, uint64(2), d.Generation())
 	dtDrive(t, d, dtStart, x)
 	require.True(t, d.Converged(2))

@@ -57,7 +57,7 @@ var (
 	// ErrHostClosed: Close was called.
 	ErrHostClosed = errors.New("provisioning: the host is closed")
 	// ErrDraining: no wish is accepted after Drain.
-	ErrDraining = errors.New("provisioning: the host is draining")
+	ErrDraining = errors.New("provisioning: the cluster is draining")
 	// ErrSuperseded: a later generation is wished for than the one waited for.
 	ErrSuperseded = errors.New("provisioning: a later generation is wished for")
 	// ErrNotDesired: the latest wish has no such slot.
@@ -391,7 +391,7 @@ func (h *Host) Drain(ctx context.Context) error {
 		return h.withHeld(ErrHostClosed)
 	}
 	h.tellTime()
-	if err := h.driver.drain(); err != nil {
+	if err := h.driver.Drain(); err != nil {
 		return err
 	}
 	h.rouse()

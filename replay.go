@@ -273,7 +273,7 @@ func (p *replayer) offer(o *journalOffer) {
 	d := p.report.Driver
 	switch {
 	case o.Drain:
-		_ = d.drain() // what it answers is in the line that is compared
+		_ = d.Drain() // what it answers is in the line that is compared
 	case o.Shape == nil: // refused; there is nothing to offer
 		d.in.Lock()
 		d.journal.offer(&journalOffer{Faults: o.Faults}, errors.New(o.Refused))

@@ -27,6 +27,7 @@ func init() { // the table leads back to itself through reject
 		"shape":   {run: (*runner).doShape},
 		"reject":  {run: (*runner).doReject},
 		"trigger": {run: (*runner).doTrigger, needsDriver: true},
+		"drain":   {run: (*runner).doDrain, needsDriver: true},
 		"pause":   {run: (*runner).doPause, needsDriver: true},
 		"resume":  {run: (*runner).doResume, needsDriver: true},
 		"replace": {run: (*runner).doReplace, needsDriver: true},
@@ -93,6 +94,16 @@ func (r *runner) known() ([]byte, error) {
 func (r *runner) doTrigger(words []string) error {
 	r.driver.Trigger()
 	return nothingElse(words)
+}
+
+func (r *runner) doDrain(words []string) error {
+	if err := nothingElse(words); err != nil {
+		return err
+	}
+	if err := r.driver.Drain(); err != nil {
+		return wrong("the last wish to be accepted", err.Error())
+	}
+	return r.wished(provisioning.ClusterShape{RunID: r.shape.RunID, Generation: r.driver.Generation()})
 }
 
 func (r *runner) doPause(words []string) error {

@@ -291,7 +291,7 @@ func (t *teller) readUpdate(line *journalLine) error {
 		t.wait(item{text: t.refusal(u.Shape, u.Refused)})
 	case u.Drain:
 		t.generation++
-		t.wait(item{text: fmt.Sprintf("shape %d # drain", t.generation)})
+		t.wait(item{text: "drain"})
 	default:
 		return t.wish(*u.Shape)
 	}

@@ -26,6 +26,8 @@ type Options struct {
 // driver is what the runner needs of a provisioning.ClusterDriver.
 type driver interface {
 	UpdateDesired(provisioning.ClusterShape) error
+	Drain() error
+	Generation() uint64
 	Deliver(provisioning.Observation)
 	Trigger()
 	Pause()
@@ -194,6 +196,11 @@ func (r *runner) wish(shape provisioning.ClusterShape) error {
 		}
 		r.driver = d
 	}
+	return r.wished(shape)
+}
+
+// wished notes the wish that was accepted.
+func (r *runner) wished(shape provisioning.ClusterShape) error {
 	desired, err := provisioning.Expand(shape)
 	if err != nil {
 		return fmt.Errorf("the driver accepted what Expand refuses: %w", err)

@@ -144,6 +144,7 @@ func TestUnreadableLines(t *testing.T) {
 		{"event w-0 joined attempt=x", `"x"`},
 		{"event w-0 joined session=s", `"session=s"`},
 		{"event w-9 joined", "w-9, which is not"},
+		{"drain w-0", `"w-0"`},
 		{"pause w-0", `"w-0"`},
 		{"resume now", `"now"`},
 		{"replace", `""`},
@@ -257,7 +258,7 @@ func TestConfigReachesPolicyAndProvider(t *testing.T) {
 }
 
 func TestCommandsThatNeedAShape(t *testing.T) {
-	for _, line := range []string{"trigger", "pass", "drive", "pause", "resume", "replace w-0", "event w-0 joined", "expect w-0 gone", "expect slots", "expect requeue none",
+	for _, line := range []string{"trigger", "pass", "drive", "drain", "pause", "resume", "replace w-0", "event w-0 joined", "expect w-0 gone", "expect slots", "expect requeue none",
 		"expect converged true", "expect observed 0", "expect attempts 0"} {
 		f := failureOf(t, text(line))
 		require.Equal(t, "none", f.Found, line)
