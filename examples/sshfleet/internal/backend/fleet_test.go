@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -638,6 +639,76 @@ func TestStubbornAgentEnds(t *testing.T) {
 	_, all, err := marked(a.key.Token())
 	require.NoError(t, err)
 	require.Zero(t, all)
+}
+
+// Whoever has overwritten his environment is found by his group, also as an
+// orphan, and whoever has left that too by his parent: also if he does not listen
+// to SIGTERM and his parent does.
+func TestUnmarkedProcessesEnd(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, 1)
+	group := p.group(1)
+	group.Boot.StartSwactorCommand = `sh -c '
+		(env -i sleep 300 & echo $! >~/orphan.pid)
+		env -i setsid sleep 300 & echo $! >~/left.pid
+		env -i setsid sh -c "trap : TERM; while :; do sleep 0.1; done" & echo $! >~/stubborn.pid
+		echo $$ >~/agent.pid
+		exec env -i sleep 300'`
+	a := newAttempt(t, open(t, p.config()), group)
+	require.NoError(t, a.create(false))
+	require.NoError(t, a.start())
+	home := p.servers[0].Home()
+	eventually(t, "the agent", func() bool {
+		_, all, err := marked(a.key.Token())
+		require.NoError(t, err)
+		_, err = os.Stat(filepath.Join(home, "agent.pid"))
+		return err == nil && all <= 1 // only who waits for it
+	})
+	processes := make(map[string]int)
+	for _, name := range []string{"agent", "orphan", "left", "stubborn"} {
+		text, err := os.ReadFile(filepath.Join(home, name+".pid"))
+		require.NoError(t, err)
+		processes[name], err = strconv.Atoi(strings.TrimSpace(string(text)))
+		require.NoError(t, err)
+		require.True(t, runs(processes[name]), name)
+	}
+	t.Cleanup(func() {
+		for _, pid := range processes {
+			if t.Failed() && runs(pid) {
+				syscall.Kill(pid, syscall.SIGKILL)
+			}
+		}
+	})
+	require.NoError(t, a.destroy())
+	for name, pid := range processes {
+		require.False(t, runs(pid), name)
+	}
+}
+
+// runs reports whether a process is there and has not ended.
+func runs(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	return err == nil && !strings.HasPrefix(rest, "Z")
+}
+
+// The agent is stopped also where nothing can be written: then the claim stays.
+func TestAgentStopsThoughNothingCanBeWritten(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, 1)
+	a := newAttempt(t, open(t, p.config()), p.group(1))
+	require.NoError(t, a.create(false))
+	require.NoError(t, a.start())
+	a.await(provisioning.SwactorJoined)
+	spent := filepath.Join(p.servers[0].Dir(), "spent")
+	require.NoError(t, os.WriteFile(filepath.Join(spent, a.key.Token()), nil, 0o600)) // in the way of the directory
+	err := a.destroy()
+	require.Equal(t, provisioning.ClassAmbiguous, provisioning.Classify(provisioning.DestroyLease, err), "%v", err)
+	require.Empty(t, p.servers[0].Processes())
+	require.Len(t, p.claims(), 1)
+	require.NoError(t, os.Remove(filepath.Join(spent, a.key.Token())))
+	require.NoError(t, a.destroy())
+	require.Empty(t, p.claims())
 }
 
 // What is secret is on no command line and in no file that others can read.

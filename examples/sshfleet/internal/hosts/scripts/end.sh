@@ -1,15 +1,18 @@
-# Ends the claim: first for good, so that nobody makes it again, then what runs
-# under it, then what it leaves behind, and at last itself.
+# Ends the claim. First what runs under it, before anything is written: that may
+# not be possible. Then for good, so that nobody makes it again, and what was
+# started meanwhile. Then what it leaves behind, and at last itself.
 if [ ! -d "$c" ]; then
 	echo gone
 	exit 0
 fi
+[ ! -d "$h" ] || stop
 mkdir -p "$spent" || exit
 fence
 if [ -d "$h" ]; then
 	stop
 	if [ "$clean" = yes ] && [ -s "$h/cleanup" ] && [ ! -e "$h/cleaned" ]; then
 		# Marked: who ends this claim again ends the clean-up too, and begins anew.
+		note || exit
 		if (cd "$h/work" && exec env SWACTOR_CLAIM="$t" sh "$h/cleanup") </dev/null >"$h/cleanup.out" 2>&1; then
 			: >"$h/cleaned"
 		else

@@ -1,7 +1,7 @@
 umask 077
 cd "$h/work" || exit
 mkdir "$h/lock" 2>/dev/null || exit 0 # somebody was faster
-ps -o pgid= -p "$$" 2>/dev/null | tr -d ' ' >"$h/group"
+note || exit
 : >"$h/stdout"
 : >"$h/stderr"
 swactor </dev/null >>"$h/stdout" 2>>"$h/stderr" &
