@@ -23,7 +23,8 @@ func showStatus(c *command, args []string) error {
 	if errors.Is(err, control.ErrNoController) {
 		records, listErr := runs.Dir(c.dir).List()
 		if len(records) > 0 {
-			err = fmt.Errorf("%w; %d runs on record may have left claims, sshfleet drain -dir %s gives them back", err, len(records), c.dir)
+			err = fmt.Errorf("%w; %d runs on record may have left claims, %s gives them back", err, len(records),
+				c.hint("drain", records[len(records)-1].Inventory))
 		}
 		return errors.Join(err, listErr)
 	}

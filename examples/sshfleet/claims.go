@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -48,12 +49,16 @@ func (f found) of(run provisioning.RunID) bool { return f.known() && f.claim.Abo
 
 // findClaims asks all hosts at the same time. The answers are in the order of the
 // hosts; a host without a claim has none.
-func findClaims(ctx context.Context, pool *hosts.Pool, all []*inventory.Host) []found {
+// Hosts that are used must have been: a run on record had a claim there.
+func findClaims(ctx context.Context, pool *hosts.Pool, all []*inventory.Host, used map[string]bool) []found {
 	answers := make([][]found, len(all))
 	var asking sync.WaitGroup
 	for i, h := range all {
 		asking.Go(func() {
-			claims, err := pool.List(ctx, h)
+			claims, there, err := pool.List(ctx, h)
+			if err == nil && !there && used[h.Name] {
+				err = fmt.Errorf("sshfleet: host %s has no directory of claims in %s, where there was one: it was moved, or is not mounted", h.Name, h.Dir)
+			}
 			if err != nil {
 				answers[i] = []found{{host: h, err: err}}
 			}
@@ -85,7 +90,7 @@ func listClaims(c *command, args []string) error {
 	pool := hosts.NewPool(hosts.Config{})
 	defer pool.Close()
 	answers := make(map[string][]found)
-	for _, f := range findClaims(ctx, pool, all) {
+	for _, f := range findClaims(ctx, pool, all, usedHosts(records)) {
 		answers[f.host.Name] = append(answers[f.host.Name], f)
 	}
 	var unreachable []error
@@ -110,12 +115,12 @@ func listClaims(c *command, args []string) error {
 				continue
 			}
 			about := f.claim.About
-			whose := fmt.Sprintf("nobody here remembers it; sshfleet release %s %s ends it", h.Name, f.claim.Token)
+			whose := fmt.Sprintf("nobody here remembers it; %s ends it", c.hint("release", *hostFile, h.Name, f.claim.Token))
 			switch {
 			case f.of(driven):
 				whose = "the controller that runs here"
 			case slices.ContainsFunc(records, func(r runs.Record) bool { return f.of(r.Run) }):
-				whose = "a run of here that is over; sshfleet drain ends it"
+				whose = fmt.Sprintf("a run of here that is over; %s ends it", c.hint("drain", *hostFile))
 			}
 			if about.Since.IsZero() { // it does not say
 				row(h.Name, string(f.claim.State), "", "", "", whose)
@@ -169,7 +174,7 @@ func release(c *command, args []string) error {
 	}
 	pool := hosts.NewPool(hosts.Config{})
 	defer pool.Close()
-	claims, err := pool.List(ctx, all[i])
+	claims, _, err := pool.List(ctx, all[i])
 	if err != nil {
 		return err
 	}
@@ -195,24 +200,56 @@ func endClaim(ctx context.Context, pool *hosts.Pool, f found, cleanup bool) erro
 	return pool.End(ctx, f.host, f.claim.Token, cleanup)
 }
 
+// usedHosts returns the names of the hosts on which runs have had claims.
+func usedHosts(records []runs.Record) map[string]bool {
+	used := make(map[string]bool)
+	for _, record := range records {
+		for name := range record.Places {
+			used[name] = true
+		}
+	}
+	return used
+}
+
 // sweep ends the claims of all runs on record and takes those runs off it, if all
-// hosts could be asked.
-func sweep(ctx context.Context, c *command, dir runs.Dir, all []*inventory.Host) error {
+// hosts that they have used are in the inventory and all of the inventory could be
+// asked, but for those that are gone for good.
+func sweep(ctx context.Context, c *command, dir runs.Dir, all []*inventory.Host, gone []string) error {
 	records, err := dir.List()
 	if err != nil {
 		return err
 	}
+	used := usedHosts(records)
+	places := make(map[string]string)
+	for _, h := range all {
+		places[h.Name] = h.Place()
+	}
+	for _, name := range gone {
+		if !used[name] && places[name] == "" {
+			return fmt.Errorf("sshfleet: there is no host %q in the inventory, and no run on record has used it", name)
+		}
+	}
+	var errs []error
+	for _, record := range records {
+		for _, name := range slices.Sorted(maps.Keys(record.Places)) {
+			switch where, is := record.Places[name], places[name]; {
+			case slices.Contains(gone, name) || where == is:
+			case is == "":
+				errs = append(errs, fmt.Errorf("sshfleet: run %s has used host %s at %s, which is not in this inventory", record.Run, name, where))
+			default:
+				errs = append(errs, fmt.Errorf("sshfleet: run %s has used host %s at %s, and in this inventory it is at %s", record.Run, name, where, is))
+			}
+		}
+	}
+	all = slices.DeleteFunc(slices.Clone(all), func(h *inventory.Host) bool { return slices.Contains(gone, h.Name) })
 	pool := hosts.NewPool(hosts.Config{})
 	defer pool.Close()
-	var errs []error
-	others := 0
-	for _, f := range findClaims(ctx, pool, all) {
+	for _, f := range findClaims(ctx, pool, all, used) {
 		ours := f.err == nil && slices.ContainsFunc(records, func(r runs.Record) bool { return f.of(r.Run) })
 		switch {
 		case f.err != nil:
 			errs = append(errs, f.err)
 		case !ours:
-			others++
 			fmt.Fprintln(c.out, view.Printable(f.String()+"; it is of no run on record here and was left alone"))
 		default:
 			if err := endClaim(ctx, pool, f, true); err != nil {
@@ -223,13 +260,17 @@ func sweep(ctx context.Context, c *command, dir runs.Dir, all []*inventory.Host)
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("%w\nsshfleet: the runs stay on record; try again when all hosts answer", err)
+		return fmt.Errorf("%w\nsshfleet: the runs stay on record; try again when all hosts answer, or leave out with -gone what is gone for good", err)
 	}
 	for _, record := range records {
 		if err := dir.Forget(record.Run); err != nil {
 			return err
 		}
 	}
-	fmt.Fprintf(c.out, "Nothing of %s is left on the hosts.\n", cmp.Or(string(dir), "."))
+	left := ""
+	if len(gone) > 0 {
+		left = ", but for what is on " + strings.Join(gone, ", ")
+	}
+	fmt.Fprintln(c.out, view.Printable(fmt.Sprintf("Nothing of %s is left on the hosts%s.", cmp.Or(string(dir), "."), left)))
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -47,11 +48,17 @@ func newPlace(t *testing.T, names ...string) *place {
 // do runs a command and returns what it printed.
 func (p *place) do(args ...string) (out, errs string, status int) {
 	p.t.Helper()
+	return p.doWith("hosts.yaml", args...)
+}
+
+// doWith does it with another inventory.
+func (p *place) doWith(inventory string, args ...string) (out, errs string, status int) {
+	p.t.Helper()
 	file, err := os.CreateTemp(p.dir, "out")
 	require.NoError(p.t, err)
 	defer file.Close()
 	var complaints bytes.Buffer
-	args = append(args, "-dir", filepath.Join(p.dir, "d"), "-hosts", filepath.Join(p.dir, "hosts.yaml"))
+	args = append(args, "-dir", filepath.Join(p.dir, "d"), "-hosts", filepath.Join(p.dir, inventory))
 	status = run(args, file, &complaints, nil)
 	text, err := os.ReadFile(file.Name())
 	require.NoError(p.t, err)
@@ -124,6 +131,82 @@ func TestDrainSweeps(t *testing.T) {
 	require.Zero(t, code, errs)
 }
 
+// A run is forgotten only once all hosts that it has used were looked at: with an
+// inventory that has them, where they were, and their directories of claims.
+func TestDrainLooksWhereTheRunWas(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, "a", "b")
+	dir, record := p.begin()
+	p.pool.Close()
+	p.pool = hosts.NewPool(hosts.Config{Claiming: recordPlaces(dir, record)})
+	token := p.claim(0, record.Run)
+	a, b := p.servers[0], p.servers[1]
+	write := func(name, text string) {
+		require.NoError(t, os.WriteFile(filepath.Join(p.dir, name), []byte("hosts:\n"+text), 0o600))
+	}
+	write("others.yaml", b.Entry())
+	write("elsewhere.yaml", strings.Replace(a.Entry(), "name: a,", "name: a, dir: elsewhere,", 1))
+	for inventory, complaint := range map[string]string{
+		"others.yaml":    "has used host a at " + a.Host().Place() + ", which is not in this inventory",
+		"elsewhere.yaml": "has used host a at " + a.Host().Place() + ", and in this inventory it is at ",
+	} {
+		_, errs, code := p.doWith(inventory, "drain")
+		require.Equal(t, exitFailed, code)
+		require.Contains(t, errs, complaint)
+		require.NotContains(t, errs, "host b")
+	}
+	require.NoError(t, os.Rename(a.Dir(), a.Dir()+".away"))
+	for _, command := range []string{"drain", "claims"} {
+		_, errs, code := p.do(command)
+		require.Equal(t, exitFailed, code)
+		require.Contains(t, errs, "host a has no directory of claims in .swactor, where there was one")
+	}
+	_, errs, code := p.do("drain", "-gone", "c")
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, errs, `there is no host "c"`)
+	records, err := dir.List()
+	require.NoError(t, err)
+	require.Len(t, records, 1)
+
+	out, errs, code := p.doWith("others.yaml", "drain", "-gone", "a")
+	require.Zero(t, code, errs)
+	require.Contains(t, out, "is left on the hosts, but for what is on a.")
+	records, err = dir.List()
+	require.NoError(t, err)
+	require.Empty(t, records)
+	require.False(t, p.cleaned(0))
+	require.NoError(t, os.Rename(a.Dir()+".away", a.Dir()))
+	require.NoError(t, p.pool.End(t.Context(), a.Host(), token, true))
+}
+
+// A host that cannot be put on record gets no claim.
+func TestNoClaimWithoutARecord(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, "a")
+	dir, record := p.begin()
+	require.NoError(t, os.RemoveAll(string(dir)))
+	pool := hosts.NewPool(hosts.Config{Claiming: recordPlaces(dir, record)})
+	defer pool.Close()
+	h := p.servers[0].Host()
+	_, err := pool.Make(t.Context(), h, provisioning.ExternalKey{Run: record.Run, Node: "w-0", Attempt: 1}, "")
+	require.ErrorContains(t, err, "no claim was made")
+	require.NotErrorIs(t, err, hosts.ErrInDoubt)
+	claims, _, err := pool.List(t.Context(), h)
+	require.NoError(t, err)
+	require.Empty(t, claims)
+}
+
+// What is printed to be pasted says which inventory and directory it means.
+func TestHints(t *testing.T) {
+	for want, c := range map[string]struct{ dir, hosts string }{
+		"sshfleet release a k":                              {defaultDir, defaultHosts},
+		"sshfleet release -dir d -hosts /x/hosts.yaml a k":  {"d", "/x/hosts.yaml"},
+		"sshfleet release -hosts '/it'\\''s here.yaml' a k": {defaultDir, "/it's here.yaml"},
+	} {
+		require.Equal(t, want, (&command{dir: c.dir}).hint("release", c.hosts, "a", "k"))
+	}
+}
+
 // driven is a controller of which only the run is asked.
 type driven struct {
 	control.Controller
@@ -144,7 +227,7 @@ func TestClaimsAndRelease(t *testing.T) {
 	out, errs, code := p.do("claims")
 	require.Equal(t, exitFailed, code)
 	require.Regexp(t, `(?m)^a +held +w-0 +1 .* the controller that runs here$`, out)
-	require.Regexp(t, `(?m)^b +held +w-0 +2 .* nobody here remembers it; sshfleet release b `+lost+` ends it$`, out)
+	require.Regexp(t, `(?m)^b +held +w-0 +2 .* nobody here remembers it; sshfleet release -dir \S+ -hosts \S+ b `+lost+` ends it$`, out)
 	require.Regexp(t, `(?m)^c +unknown +the host cannot be asked$`, out)
 	require.Contains(t, errs, "host c: ")
 

@@ -25,6 +25,11 @@ const (
 // of a controller that was killed, before or meanwhile.
 func drain(c *command, args []string) error {
 	hostFile := c.inventory()
+	var gone []string
+	c.flags.Func("gone", "leave out a `HOST` that is gone for good, and look after what it may hold; may be repeated", func(name string) error {
+		gone = append(gone, name)
+		return nil
+	})
 	if _, err := c.parse(args, 0); err != nil {
 		return err
 	}
@@ -54,7 +59,7 @@ func drain(c *command, args []string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(sweep(ctx, c, dir, all), lock.Close())
+	return errors.Join(sweep(ctx, c, dir, all, gone), lock.Close())
 }
 
 // follow tells how a controller gets on until it has ended, in whatever way.

@@ -10,9 +10,12 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
+	"strings"
 	"syscall"
 
 	"github.com/swactor/provisioning/examples/localfleet/agent"
+	"github.com/swactor/provisioning/examples/localfleet/remote"
 	"github.com/swactor/provisioning/examples/localfleet/view"
 )
 
@@ -128,6 +131,27 @@ func (c *command) parse(args []string, n int) ([]string, error) {
 func (c *command) inventory() *string {
 	return c.flags.String("hosts", defaultHosts, "the `FILE` with the inventory, YAML or .json")
 }
+
+// hint returns a command for people to paste: with the flags that are not those
+// by default.
+func (c *command) hint(name, hostFile string, args ...string) string {
+	words := []string{"sshfleet", name}
+	if c.dir != defaultDir {
+		words = append(words, "-dir", c.dir)
+	}
+	if hostFile != "" && hostFile != defaultHosts {
+		words = append(words, "-hosts", hostFile)
+	}
+	words = append(words, args...)
+	for i, word := range words {
+		if !plainWord.MatchString(word) {
+			words[i] = remote.Quote(word)
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./:-]+$`)
 
 // context returns a context that the first interrupt ends.
 func (c *command) context() (context.Context, context.CancelFunc) {

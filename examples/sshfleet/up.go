@@ -22,6 +22,7 @@ import (
 	"github.com/swactor/provisioning/examples/localfleet/status"
 	"github.com/swactor/provisioning/examples/localfleet/view"
 	"github.com/swactor/provisioning/examples/sshfleet/internal/backend"
+	"github.com/swactor/provisioning/examples/sshfleet/internal/hosts"
 	"github.com/swactor/provisioning/examples/sshfleet/internal/inventory"
 )
 
@@ -52,6 +53,7 @@ var policy = provisioning.RetryPolicy{
 type controller struct {
 	*status.Fleet
 	path   string // of the shape file
+	drain  string // how to give back what it leaves
 	drains chan struct{}
 	once   sync.Once
 
@@ -72,7 +74,7 @@ func up(c *command, args []string) (err error) {
 	if _, err := c.parse(args, 0); err != nil {
 		return err
 	}
-	hosts, err := inventory.Read(*hostFile)
+	all, err := inventory.Read(*hostFile)
 	if err != nil {
 		return err
 	}
@@ -103,14 +105,20 @@ func up(c *command, args []string) (err error) {
 			err = errors.Join(err, dir.Forget(record.Run))
 		}
 	}()
-	b, err := backend.Open(backend.Config{Hosts: hosts, Secrets: secrets, Run: record.Run, JoinAddress: *joinAt, Advertise: *advertise})
+	if record.Inventory, err = inventoryPath(*hostFile); err != nil {
+		return err
+	}
+	b, err := backend.Open(backend.Config{
+		Hosts: all, Secrets: secrets, Run: record.Run, JoinAddress: *joinAt, Advertise: *advertise,
+		Reach: hosts.Config{Claiming: recordPlaces(dir, record)},
+	})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
 	ctl := &controller{
 		Fleet: &status.Fleet{Name: "sshfleet", Journal: new(status.Journal), Run: record.Run, Began: record.BeganAt},
-		path:  *shape, drains: make(chan struct{}),
+		path:  *shape, drain: c.hint("drain", *hostFile), drains: make(chan struct{}),
 		wish: provisioning.ClusterShape{RunID: record.Run, Generation: 1, Groups: groups},
 	}
 	ctl.Ended = ctl.why
@@ -145,13 +153,13 @@ func up(c *command, args []string) (err error) {
 		fmt.Fprintln(c.out, intro)
 		showed = view.ShowLines(c.out, ctl.Journal)
 	}
-	if onlyHere(b.JoinAddr()) && slices.ContainsFunc(hosts, func(h *inventory.Host) bool { return !onlyHere(h.Endpoint.String()) }) {
+	if onlyHere(b.JoinAddr()) && slices.ContainsFunc(all, func(h *inventory.Host) bool { return !onlyHere(h.Endpoint.String()) }) {
 		ctl.Journal.Note(status.Bad, "agents of other computers cannot join at %s: see -join and -advertise", b.JoinAddr())
 	}
 	looking, stop := context.WithTimeout(context.Background(), lookTimeout)
 	var looked sync.WaitGroup
 	looked.Go(func() { // it may take as long as the slowest host does
-		for _, found := range findClaims(looking, b.Pool(), hosts) {
+		for _, found := range findClaims(looking, b.Pool(), all, nil) {
 			if found.err == nil && found.claim.About.Run != record.Run {
 				ctl.Journal.Note(status.Bad, "%s; sshfleet claims tells more", found)
 			}
@@ -167,6 +175,34 @@ func onlyHere(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	ip := net.ParseIP(host)
 	return err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
+}
+
+// inventoryPath returns how an inventory is named from anywhere, and in hints.
+func inventoryPath(path string) (string, error) {
+	if path == defaultHosts {
+		return "", nil // it is not told, so it must be the one here
+	}
+	return filepath.Abs(path)
+}
+
+// recordPlaces returns what puts each host on the record of a run before the run
+// has a claim there: drain has to look there, whatever inventory it is given.
+func recordPlaces(dir runs.Dir, record runs.Record) func(*inventory.Host) error {
+	var mu sync.Mutex
+	record.Places = make(map[string]string)
+	return func(h *inventory.Host) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if record.Places[h.Name] != "" {
+			return nil
+		}
+		record.Places[h.Name] = h.Place()
+		if err := dir.Write(record); err != nil {
+			delete(record.Places, h.Name)
+			return err
+		}
+		return nil
+	}
 }
 
 // makeSecrets returns the directory of secrets, with a join token in it.
@@ -229,7 +265,7 @@ var (
 // The run is on record.
 func (ctl *controller) leaveAtOnce(c *command) {
 	<-c.interrupts
-	fmt.Fprintf(c.errs, "Left at once. What run %s holds goes on; give it back with: sshfleet drain -dir %s\n", ctl.Run, c.dir)
+	fmt.Fprintf(c.errs, "Left at once. What run %s holds goes on; give it back with: %s\n", ctl.Run, ctl.drain)
 	os.Exit(exitAtOnce)
 }
 
@@ -283,7 +319,7 @@ func (ctl *controller) goodbye(c *command, dir runs.Dir) error {
 	for _, slot := range held {
 		fmt.Fprintf(c.out, "  %s\n", view.Printable(slot.String()))
 	}
-	fmt.Fprintf(c.out, "Give them back with: sshfleet drain -dir %s\n", c.dir)
+	fmt.Fprintf(c.out, "Give them back with: %s\n", ctl.drain)
 	return nil
 }
 

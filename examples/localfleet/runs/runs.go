@@ -32,6 +32,10 @@ type Record struct {
 	// keeps labels would find its machines.
 	Token   string    `json:"token"`
 	BeganAt time.Time `json:"beganAt"`
+	// Inventory and Places are for machines that no provider lists: the file
+	// that tells them, and where each is that the run has used, by its name.
+	Inventory string            `json:"inventory,omitempty"`
+	Places    map[string]string `json:"places,omitempty"`
 }
 
 // Dir is the directory of a fleet.
@@ -75,8 +79,11 @@ func (d Dir) record(run provisioning.RunID) string {
 func (d Dir) Begin() (Record, error) {
 	run := provisioning.RunID("fleet-" + strings.ToLower(rand.Text()[:10]))
 	r := Record{Run: run, Token: provisioning.RunToken(run), BeganAt: time.Now().UTC()}
-	return r, atomicfile.WriteJSON(d.record(run), r)
+	return r, d.Write(r)
 }
+
+// Write replaces the record of a run.
+func (d Dir) Write(r Record) error { return atomicfile.WriteJSON(d.record(r.Run), r) }
 
 // List returns the runs on record, the oldest first.
 func (d Dir) List() ([]Record, error) {

@@ -28,6 +28,9 @@ func TestRunsAreOnRecord(t *testing.T) {
 	require.Equal(t, provisioning.RunToken(first.Run), first.Token)
 	require.WithinDuration(t, time.Now(), first.BeganAt, time.Minute)
 
+	second.Inventory, second.Places = "/etc/hosts.yaml", map[string]string{"rack1": "192.0.2.1"}
+	require.NoError(t, d.Write(second))
+
 	// A draft of a record that was cut off is none.
 	require.NoError(t, os.WriteFile(filepath.Join(d.runs(), ".x.json.123"), nil, 0o600))
 	records, err = d.List()

@@ -73,6 +73,7 @@ func (p *Pool) Make(ctx context.Context, h *inventory.Host, key provisioning.Ext
 	// promise.
 	var mu sync.Mutex
 	gone, answered := false, false
+	var refused error
 	said, err := p.talk(ctx, h, script(h, key.Token(), "claim", variables{"about": string(about), "cleanup": cleanup}),
 		func(line string) (string, bool) {
 			if line != "ready" {
@@ -83,6 +84,11 @@ func (p *Pool) Make(ctx context.Context, h *inventory.Host, key provisioning.Ext
 			if gone {
 				return "", true
 			}
+			if p.config.Claiming != nil {
+				if refused = p.config.Claiming(h); refused != nil {
+					return "no\n", true
+				}
+			}
 			answered = true
 			return "go\n", true
 		})
@@ -92,6 +98,8 @@ func (p *Pool) Make(ctx context.Context, h *inventory.Host, key provisioning.Ext
 	mu.Unlock()
 	word, rest, _ := strings.Cut(said, " ")
 	switch {
+	case refused != nil:
+		return Absent, fmt.Errorf("sshfleet: host %s: no claim was made: %w", h.Name, refused)
 	case err == nil && (State(word) == Held || State(word) == Ending || State(word) == Spent):
 		return State(word), nil
 	case err == nil && word == "busy":
@@ -135,14 +143,16 @@ func (p *Pool) End(ctx context.Context, h *inventory.Host, token string, cleanup
 }
 
 // List returns all claims on a host. There is at most one, and those of whoever
-// tries.
-func (p *Pool) List(ctx context.Context, h *inventory.Host) ([]Claim, error) {
+// tries. A host is used if a claim was ever made there.
+func (p *Pool) List(ctx context.Context, h *inventory.Host) (claims []Claim, used bool, err error) {
 	said, err := p.talk(ctx, h, script(h, "", "list", nil), nil)
 	lines := strings.Split(said, "\n")
 	if err != nil || lines[len(lines)-1] != "end" {
-		return nil, fmt.Errorf("sshfleet: host %s: cannot list the claims: %w", h.Name, unfinished(said, err))
+		return nil, false, fmt.Errorf("sshfleet: host %s: cannot list the claims: %w", h.Name, unfinished(said, err))
 	}
-	var claims []Claim
+	if lines[0] == "unused" {
+		return nil, false, nil
+	}
 	for _, line := range lines[:len(lines)-1] {
 		token, rest, _ := strings.Cut(line, " ")
 		state, about, _ := strings.Cut(rest, " ")
@@ -152,5 +162,5 @@ func (p *Pool) List(ctx context.Context, h *inventory.Host) ([]Claim, error) {
 		}
 		claims = append(claims, c)
 	}
-	return claims, nil
+	return claims, true, nil
 }

@@ -35,9 +35,10 @@ func TestClaimsOfAHost(t *testing.T) {
 	state, err := p.Look(ctx, h, first.Token())
 	require.NoError(t, err)
 	require.Equal(t, Absent, state)
-	claims, err := p.List(ctx, h)
+	claims, used, err := p.List(ctx, h)
 	require.NoError(t, err)
 	require.Empty(t, claims)
+	require.False(t, used)
 
 	for range 2 {
 		state, err = p.Make(ctx, h, first, "echo cleaned >>../../../../../cleaned")
@@ -51,8 +52,9 @@ func TestClaimsOfAHost(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, Absent, state)
 
-	claims, err = p.List(ctx, h)
+	claims, used, err = p.List(ctx, h)
 	require.NoError(t, err)
+	require.True(t, used)
 	require.Len(t, claims, 1)
 	require.Equal(t, Held, claims[0].State)
 	require.EqualValues(t, "w-0", claims[0].About.Node)

@@ -35,6 +35,10 @@ type Config struct {
 	// Redial is how long a host that could not be reached is left alone: who
 	// asks meanwhile hears the same again at once. Default 2 s.
 	Redial time.Duration
+	// Claiming is called before a claim is made on a host, where there is a
+	// directory of claims by then. Its error keeps the claim from being made.
+	// It may be nil.
+	Claiming func(*inventory.Host) error
 }
 
 // ErrClosed: the [Pool] is closed.

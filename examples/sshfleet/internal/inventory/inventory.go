@@ -51,6 +51,9 @@ func (h *Host) Has(labels map[string]string) bool {
 	return true
 }
 
+// Place says where its claims are kept, to tell it from another host of its name.
+func (h *Host) Place() string { return fmt.Sprintf("%s@%v %s", h.User, h.Endpoint, h.Dir) }
+
 // document is what a file may hold.
 type document struct {
 	KnownHosts string `json:"knownHosts"`

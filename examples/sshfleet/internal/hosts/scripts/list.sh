@@ -1,4 +1,5 @@
 # Lists all claims of this host.
+[ -d "$dir/spent" ] || echo unused
 for c in "$dir"/claims/*; do
 	[ -d "$c" ] || continue
 	t=${c##*/}
