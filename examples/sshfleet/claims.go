@@ -152,6 +152,7 @@ func ourRuns(ctx context.Context, dir string) (driven provisioning.RunID, record
 // release ends a claim by hand: somebody has to know that nobody wants it.
 func release(c *command, args []string) error {
 	hostFile := c.inventory()
+	lost := c.flags.Bool("lost", false, "the claim is not on the host any more, and you know that nothing is left of it: have the host say that it was ended")
 	noCleanup := c.flags.Bool("no-clean-up", false, "leave out the clean-up command of the claim")
 	rest, err := c.parse(args, 2)
 	if err != nil {
@@ -179,6 +180,13 @@ func release(c *command, args []string) error {
 		return err
 	}
 	j := slices.IndexFunc(claims, func(claim hosts.Claim) bool { return claim.Token == token })
+	if j < 0 && *lost {
+		if err := pool.Bury(ctx, all[i], token); err != nil {
+			return err
+		}
+		fmt.Fprintln(c.out, view.Printable(fmt.Sprintf("released: host %s has no claim %s, and it counts as ended", name, token)))
+		return nil
+	}
 	if j < 0 {
 		return fmt.Errorf("sshfleet: host %s has no claim %s", name, token)
 	}

@@ -89,7 +89,9 @@ type Backend struct {
 	mu     sync.Mutex
 	closed bool
 	nodes  map[provisioning.ExternalKey]*node
-	doubts map[provisioning.ExternalKey]map[string]bool // by name, the hosts that may hold the claim of a key
+	// By name, the hosts that may hold the claim of a key, and whether that is
+	// known of them: then they had a directory of claims.
+	doubts map[provisioning.ExternalKey]map[string]bool
 }
 
 // node is an attempt whose bootstrap was asked for.
@@ -203,7 +205,7 @@ func (b *Backend) CreateLease(ctx context.Context, req provisioning.CreateLeaseR
 	}
 	defer leave()
 	if req.CreatesSent > 0 && req.Key.Run != b.config.Run {
-		b.doubt(req.Key, b.config.Hosts...)
+		b.doubt(req.Key, false, b.config.Hosts...)
 	}
 	candidates := b.candidates(req.Key, req.Spec)
 	// CreatesSent is never too low: without one, there is nothing to find.
@@ -296,8 +298,10 @@ func (b *Backend) find(ctx context.Context, key provisioning.ExternalKey) (*inve
 		case errs[i] != nil && b.doubted(key, h):
 			unsure = append(unsure, errs[i])
 		case errs[i] != nil: // no create was sent there
+		case states[i] == hosts.Unused && b.certain(key, h):
+			unsure = append(unsure, &hosts.NoClaimError{Host: h.Name, Dir: h.Dir, State: hosts.Unused})
 		case states[i] == hosts.Held:
-			b.doubt(key, h)
+			b.doubt(key, true, h)
 			held = append(held, h)
 		case states[i] == hosts.Ending:
 			remains = cmp.Or(remains, h)
@@ -365,9 +369,11 @@ func (b *Backend) makeClaim(ctx context.Context, h *inventory.Host, key provisio
 	case <-ctx.Done():
 		return hosts.Absent, ctx.Err()
 	}
-	b.doubt(key, h) // before anything is sent
+	b.doubt(key, false, h) // before anything is sent
 	state, err := b.pool.Make(ctx, h, key, cleanup)
-	if state != hosts.Held && !errors.Is(err, hosts.ErrInDoubt) {
+	if state == hosts.Held || errors.Is(err, hosts.ErrInDoubt) {
+		b.doubt(key, true, h)
+	} else {
 		b.trust(key, h)
 	}
 	return state, err
@@ -376,14 +382,14 @@ func (b *Backend) makeClaim(ctx context.Context, h *inventory.Host, key provisio
 // doubt notes that hosts may hold the claim of a key: also one that does, because
 // our answer may come too late for the driver, who then asks again. trust notes
 // that a host does not.
-func (b *Backend) doubt(key provisioning.ExternalKey, maybe ...*inventory.Host) {
+func (b *Backend) doubt(key provisioning.ExternalKey, certain bool, maybe ...*inventory.Host) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.doubts[key] == nil {
 		b.doubts[key] = make(map[string]bool)
 	}
 	for _, h := range maybe {
-		b.doubts[key][h.Name] = true
+		b.doubts[key][h.Name] = b.doubts[key][h.Name] || certain
 	}
 }
 
@@ -397,6 +403,13 @@ func (b *Backend) trust(key provisioning.ExternalKey, h *inventory.Host) {
 }
 
 func (b *Backend) doubted(key provisioning.ExternalKey, h *inventory.Host) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, doubted := b.doubts[key][h.Name]
+	return doubted
+}
+
+func (b *Backend) certain(key provisioning.ExternalKey, h *inventory.Host) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.doubts[key][h.Name]
@@ -494,7 +507,8 @@ func (b *Backend) CancelBootstrap(ctx context.Context, req provisioning.CancelBo
 
 // DestroyLease ends the claim and returns nil once nothing is left of it (B6),
 // also not on a host of which a create has not heard. A host that does not answer
-// is not a host without the claim.
+// is not a host without the claim, nor is one where there is no trace of a claim
+// that was made.
 func (b *Backend) DestroyLease(ctx context.Context, req provisioning.DestroyLeaseRequest) error {
 	ctx, leave, err := b.enter(ctx, b.ends)
 	if err != nil {
@@ -511,12 +525,17 @@ func (b *Backend) DestroyLease(ctx context.Context, req provisioning.DestroyLeas
 	if err != nil {
 		return err
 	}
-	b.doubt(req.Key, h)
-	for _, h := range b.doubtful(req.Key) {
-		if err := b.pool.End(ctx, h, req.Key.Token(), true); err != nil {
+	b.doubt(req.Key, false, h)
+	for _, maybe := range b.doubtful(req.Key) {
+		err := b.pool.End(ctx, maybe, req.Key.Token(), true)
+		none, absent := errors.AsType[*hosts.NoClaimError](err)
+		if absent && maybe != h && (none.State == hosts.Absent || !b.certain(req.Key, maybe)) {
+			err = nil // it was in doubt only
+		}
+		if err != nil {
 			return provisioning.Ambiguous(err)
 		}
-		b.trust(req.Key, h)
+		b.trust(req.Key, maybe)
 	}
 	return nil
 }

@@ -692,6 +692,66 @@ func runs(pid int) bool {
 	return err == nil && !strings.HasPrefix(rest, "Z")
 }
 
+// A claim that is not where it was made is not gone, whatever else there is: it
+// was moved, is not mounted, or cannot be read.
+func TestClaimThatIsHidden(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, 2)
+	config := p.config()
+	config.Run = runOf(t)
+	b := open(t, config)
+	a := newAttempt(t, b, p.group(1))
+	require.NoError(t, a.create(false))
+	require.NoError(t, a.start())
+	h, err := b.hostOf(a.lease)
+	require.NoError(t, err)
+	dir := p.servers[h.Name[0]-'a'].Dir()
+	away := dir + ".away"
+	claims := filepath.Join(dir, "claims")
+	for _, hide := range []struct {
+		what       string
+		hide, show func() error
+		complaint  string
+	}{
+		{"the directory", func() error { return os.Rename(dir, away) }, func() error { return os.Rename(away, dir) },
+			"there are no claims in .swactor, and none ever were"},
+		{"the claims", func() error { return os.Rename(claims, away) }, func() error { return os.Rename(away, claims) },
+			"neither the claim nor the mark that it was ended is in .swactor"},
+		{"a file in its place", func() error { return errors.Join(os.Rename(claims, away), os.WriteFile(claims, nil, 0o600)) },
+			func() error { return errors.Join(os.Remove(claims), os.Rename(away, claims)) }, "cannot read " + claims},
+		{"a link to nowhere", func() error { return errors.Join(os.Rename(dir, away), os.Symlink("nowhere", dir)) },
+			func() error { return errors.Join(os.Remove(dir), os.Rename(away, dir)) }, "cannot read " + dir},
+	} {
+		require.NoError(t, hide.hide(), hide.what)
+		err := a.destroy()
+		require.ErrorContains(t, err, hide.complaint, hide.what)
+		require.Equal(t, provisioning.ClassAmbiguous, provisioning.Classify(provisioning.DestroyLease, err), hide.what)
+		if hide.what != "the claims" { // the host is known to be used: a claim that is not there was never made
+			_, err = b.find(soon(t), a.key)
+			require.ErrorIs(t, err, ErrInDoubt, hide.what)
+		}
+		require.NoError(t, hide.show(), hide.what)
+	}
+	require.NoError(t, a.destroy())
+	require.Empty(t, p.claims())
+}
+
+// Who knows that a claim is lost can say so. What bears its mark is stopped.
+func TestLostClaimIsBuried(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, 1)
+	a := newAttempt(t, open(t, p.config()), p.group(1))
+	require.NoError(t, a.create(false))
+	require.NoError(t, a.start())
+	require.NoError(t, os.RemoveAll(p.servers[0].Dir()))
+	require.ErrorContains(t, a.destroy(), "none ever were")
+	require.NoError(t, a.b.Pool().Bury(soon(t), p.servers[0].Host(), a.key.Token()))
+	_, all, err := marked(a.key.Token())
+	require.NoError(t, err)
+	require.Zero(t, all)
+	require.NoError(t, a.destroy())
+}
+
 // The agent is stopped also where nothing can be written: then the claim stays.
 func TestAgentStopsThoughNothingCanBeWritten(t *testing.T) {
 	t.Parallel()

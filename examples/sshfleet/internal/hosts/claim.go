@@ -19,6 +19,7 @@ type State string
 // The states.
 const (
 	Absent State = "absent"
+	Unused State = "unused" // so is it, and no claim was ever made here
 	Trying State = "trying" // somebody is about to make it, or died while he did
 	Held   State = "held"
 	Ending State = "ending" // it is spent, and what it leaves behind is not gone
@@ -42,6 +43,21 @@ type Claim struct {
 
 // ErrInDoubt: nobody knows whether the claim was made.
 var ErrInDoubt = errors.New("sshfleet: it is not known whether the claim was made")
+
+// NoClaimError: there is neither the claim nor the mark that it was ended.
+type NoClaimError struct {
+	Host, Dir string
+	State     State // Absent or Unused
+}
+
+// Error says what that means of a claim that was there.
+func (e *NoClaimError) Error() string {
+	what := fmt.Sprintf("neither the claim nor the mark that it was ended is in %s", e.Dir)
+	if e.State == Unused {
+		what = fmt.Sprintf("there are no claims in %s, and none ever were", e.Dir)
+	}
+	return fmt.Sprintf("sshfleet: host %s: %s: if there was one, it was moved, or is not mounted", e.Host, what)
+}
 
 // BusyError: somebody else has the host, or tries to.
 type BusyError struct {
@@ -117,7 +133,7 @@ func (p *Pool) Make(ctx context.Context, h *inventory.Host, key provisioning.Ext
 func (p *Pool) Look(ctx context.Context, h *inventory.Host, token string) (State, error) {
 	said, err := p.talk(ctx, h, script(h, token, "look", nil), nil)
 	switch state := State(said); {
-	case err == nil && (state == Absent || state == Held || state == Ending || state == Spent):
+	case err == nil && (state == Absent || state == Unused || state == Held || state == Ending || state == Spent):
 		return state, nil
 	default:
 		return "", fmt.Errorf("sshfleet: host %s: cannot look for a claim: %w", h.Name, unfinished(said, err))
@@ -125,14 +141,25 @@ func (p *Pool) Look(ctx context.Context, h *inventory.Host, token string) (State
 }
 
 // End ends a claim: it stops whatever runs under it, cleans up, and returns nil
-// once nothing is left of it but the mark that it was there. It is nil too if
-// there was nothing. Without cleanup the clean-up command is left out.
+// once nothing is left of it but the mark that it was there, also if that is all
+// there was. The error is a [*NoClaimError] if there is not even that. Without
+// cleanup the clean-up command is left out.
 func (p *Pool) End(ctx context.Context, h *inventory.Host, token string, cleanup bool) error {
-	clean := "no"
-	if cleanup {
-		clean = "yes"
+	return p.end(ctx, h, token, cleanup, false)
+}
+
+// Bury is [Pool.End] for a claim that is known to be lost: if it is not there, what
+// bears its mark is stopped, and the mark that it was ended is made.
+func (p *Pool) Bury(ctx context.Context, h *inventory.Host, token string) error {
+	return p.end(ctx, h, token, true, true)
+}
+
+func (p *Pool) end(ctx context.Context, h *inventory.Host, token string, cleanup, bury bool) error {
+	word := map[bool]string{false: "no", true: "yes"}
+	said, err := p.talk(ctx, h, script(h, token, "end", variables{"clean": word[cleanup], "bury": word[bury]}), nil)
+	if state := State(said); err == nil && (state == Absent || state == Unused) {
+		return &NoClaimError{Host: h.Name, Dir: h.Dir, State: state}
 	}
-	said, err := p.talk(ctx, h, script(h, token, "end", variables{"clean": clean}), nil)
 	if reason, failed := strings.CutPrefix(said, "failed "); failed && err == nil {
 		return fmt.Errorf("sshfleet: host %s: the clean-up command failed %s", h.Name, reason)
 	}

@@ -34,7 +34,8 @@ func TestClaimsOfAHost(t *testing.T) {
 
 	state, err := p.Look(ctx, h, first.Token())
 	require.NoError(t, err)
-	require.Equal(t, Absent, state)
+	require.Equal(t, Unused, state)
+	require.Equal(t, &NoClaimError{"a", h.Dir, Unused}, p.End(ctx, h, first.Token(), true))
 	claims, used, err := p.List(ctx, h)
 	require.NoError(t, err)
 	require.Empty(t, claims)
@@ -51,6 +52,7 @@ func TestClaimsOfAHost(t *testing.T) {
 	state, err = p.Look(ctx, h, second.Token())
 	require.NoError(t, err)
 	require.Equal(t, Absent, state)
+	require.Equal(t, &NoClaimError{"a", h.Dir, Absent}, p.End(ctx, h, second.Token(), true))
 
 	claims, used, err = p.List(ctx, h)
 	require.NoError(t, err)

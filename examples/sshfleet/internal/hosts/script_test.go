@@ -150,6 +150,30 @@ func TestLookFencesATry(t *testing.T) {
 	})
 }
 
+// What cannot be read is not nothing: no script goes on there.
+func TestUnreadable(t *testing.T) {
+	inEveryShell(t, func(t *testing.T, h *here) {
+		dir := filepath.Join(h.home, h.host.Dir)
+		for _, bad := range []string{dir, filepath.Join(dir, "claims"), filepath.Join(dir, "spent"), filepath.Join(dir, "claims", "t1")} {
+			require.NoError(t, os.MkdirAll(filepath.Dir(bad), 0o700))
+			require.NoError(t, os.Symlink("nowhere", bad))
+			for _, name := range []string{"claim", "look", "end", "list"} {
+				if name == "list" && strings.HasSuffix(bad, "t1") {
+					continue // it is no directory, so nobody's claim
+				}
+				cmd := h.shell(name, "t1", variables{"about": "{}", "cleanup": "", "clean": "yes", "bury": "no"}, "go\n")
+				out, err := cmd.Output()
+				require.Error(t, err, "%s: %s", name, bad)
+				require.Empty(t, out)
+				exit, ok := err.(*exec.ExitError)
+				require.True(t, ok)
+				require.Contains(t, string(exit.Stderr), "cannot read "+bad)
+			}
+			require.NoError(t, os.RemoveAll(dir))
+		}
+	})
+}
+
 // What a shell that was killed has left is in nobody's way.
 func TestClaimPassesTheDead(t *testing.T) {
 	inEveryShell(t, func(t *testing.T, h *here) {
@@ -166,7 +190,7 @@ func TestClaimPassesTheDead(t *testing.T) {
 func TestClaimIsSpent(t *testing.T) {
 	inEveryShell(t, func(t *testing.T, h *here) {
 		require.Equal(t, "ready\nheld\n", h.claim("t1", "go\n"))
-		h.run("end", "t1", variables{"clean": "yes"}, strings.Repeat("\n", 10))
+		h.run("end", "t1", variables{"clean": "yes", "bury": "no"}, strings.Repeat("\n", 10))
 		require.Empty(t, h.claims())
 		require.Equal(t, "spent\n", h.run("look", "t1", nil, ""))
 		require.Equal(t, "spent\n", h.claim("t1", "go\n"))

@@ -15,6 +15,24 @@ c=$dir/claims/$t
 h=$c/held
 spent=$dir/spent/$t
 
+# readable ends the script if what there is of a directory cannot be read: that is
+# not the same as nothing, and looks like it.
+readable() {
+	above=$1
+	while [ ! -e "$above" ] && [ ! -L "$above" ]; do
+		above=${above%/*}
+		[ -n "$above" ] || above=/
+	done
+	if [ -x "$above" ] && [ -d "$above" ]; then
+		[ "$above" != "$1" ] || ls "$1" >/dev/null 2>&1 || [ ! -e "$1" ] && return # also if it went meanwhile
+	fi
+	echo "cannot read $above" >&2
+	exit 1
+}
+readable "$dir/claims"
+readable "$dir/spent"
+[ -z "$t" ] || readable "$c"
+
 # take_away makes that a try comes to nothing, in one step.
 take_away() {
 	mv "$1" "$dir/fenced.$$" 2>/dev/null && rm -rf "$dir/fenced.$$"

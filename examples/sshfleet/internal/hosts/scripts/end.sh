@@ -1,11 +1,17 @@
 # Ends the claim. First what runs under it, before anything is written: that may
 # not be possible. Then for good, so that nobody makes it again, and what was
 # started meanwhile. Then what it leaves behind, and at last itself.
-if [ ! -d "$c" ]; then
-	echo gone
+if [ ! -d "$c" ] && [ "$bury" = no ]; then
+	if [ -d "$spent" ]; then
+		echo gone
+	elif [ -d "$dir/spent" ]; then
+		echo absent
+	else
+		echo unused
+	fi
 	exit 0
 fi
-[ ! -d "$h" ] || stop
+[ ! -d "$h" ] && [ "$bury" = no ] || stop
 mkdir -p "$spent" || exit
 fence
 if [ -d "$h" ]; then

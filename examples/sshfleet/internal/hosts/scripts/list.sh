@@ -2,6 +2,7 @@
 [ -d "$dir/spent" ] || echo unused
 for c in "$dir"/claims/*; do
 	[ -d "$c" ] || continue
+	readable "$c"
 	t=${c##*/}
 	state=trying
 	[ ! -d "$c/held" ] || state=held
