@@ -752,6 +752,42 @@ func TestLostClaimIsBuried(t *testing.T) {
 	require.NoError(t, a.destroy())
 }
 
+// A host whose shell prints something at each login is a host like any other: what
+// it prints is no answer, and no line of an agent.
+func TestHostThatGreets(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, 1)
+	p.servers[0].Greet("Welcome!\nheld\ngone\nready\nno end of line")
+	config := p.config()
+	lines := make(chan Line, 100)
+	config.OnLine = func(l Line) { lines <- l }
+	group := p.group(1)
+	group.Boot.VerifyCommands = []string{"[ -e ~/fit ] || { echo not fit >&2; exit 5; }"}
+	group.Boot.StartSwactorCommand = "sh -c 'echo out; echo err >&2; exec sleep 300'"
+	a := newAttempt(t, open(t, config), group)
+	require.NoError(t, a.create(false))
+	require.Len(t, p.claims(), 1)
+	err := a.start()
+	require.ErrorContains(t, err, "exit status 5: not fit")
+	require.NoError(t, os.WriteFile(filepath.Join(p.servers[0].Home(), "fit"), nil, 0o600))
+	require.NoError(t, a.start())
+	for range 2 {
+		select {
+		case l := <-lines:
+			require.Equal(t, map[bool]string{false: "out", true: "err"}[l.Stderr], l.Text)
+			require.EqualValues(t, 1, l.Number)
+		case <-soon(t).Done():
+			require.Fail(t, "no line")
+		}
+	}
+	found, used, err := a.b.Pool().List(soon(t), p.servers[0].Host())
+	require.NoError(t, err)
+	require.True(t, used)
+	require.Len(t, found, 1)
+	require.NoError(t, a.destroy())
+	require.Empty(t, p.claims())
+}
+
 // The agent is stopped also where nothing can be written: then the claim stays.
 func TestAgentStopsThoughNothingCanBeWritten(t *testing.T) {
 	t.Parallel()

@@ -114,9 +114,10 @@ func (p *Pool) Follow(ctx context.Context, h *inventory.Host, token string, a Ag
 	if err != nil {
 		return 0, err
 	}
-	stdin, end := paced(script(h, token, "follow", variables{"sources": a.sources()}), period)
+	f := newFrame()
+	stdin, end := paced(f.script(script(h, token, "follow", variables{"sources": a.sources()})), period)
 	defer end()
-	err = l.conn.Lines(ctx, shell, stdin, stdout, stderr)
+	err = l.conn.Lines(ctx, shell, stdin, f.within(stdout), f.within(stderr))
 	exit, ended := errors.AsType[*remote.ExitError](err)
 	switch {
 	case ended && exit.Status == 3:

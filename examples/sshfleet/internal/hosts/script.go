@@ -2,7 +2,9 @@ package hosts
 
 import (
 	"context"
+	"crypto/rand"
 	"embed"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -64,6 +66,38 @@ func input(script string) string {
 	return fmt.Sprintf("%d\n%s", len(script), script)
 }
 
+// frame is a line that a script prints to both of its outputs before anything else,
+// and nobody else does. What comes before it is what the shell of the user prints
+// at each login.
+type frame string
+
+func newFrame() frame { return frame("swactor-" + rand.Text()) }
+
+func (f frame) script(text string) string {
+	return fmt.Sprintf("printf '\\n%%s\\n' %[1]s; printf '\\n%%s\\n' %[1]s >&2\n%[2]s", f, text)
+}
+
+// within hands over the lines after the mark.
+func (f frame) within(line func(string)) func(string) {
+	begun := false
+	return func(text string) {
+		if begun {
+			line(text)
+		}
+		begun = begun || text == string(f)
+	}
+}
+
+// failure leaves of what a script that failed has said what comes after the mark.
+func (f frame) failure(err error) error {
+	if exit, ok := errors.AsType[*remote.ExitError](err); ok {
+		if _, said, framed := strings.Cut(exit.Stderr, string(f)); framed {
+			exit.Stderr = strings.TrimSpace(said)
+		}
+	}
+	return err
+}
+
 // talk runs a script to its end and returns what it said. Lines that are
 // questions are handed to ask, which says whether they are and what to answer;
 // what is said there is left out. A nil ask answers nothing but ticks.
@@ -82,10 +116,11 @@ func (p *Pool) talk(ctx context.Context, h *inventory.Host, script string, ask f
 	}
 	out, in := io.Pipe()
 	defer out.Close()
-	go io.WriteString(in, input(script)) // ends at the latest with the pipe, as the answers do
+	f := newFrame()
+	go io.WriteString(in, input(f.script(script))) // ends at the latest with the pipe, as the answers do
 	var mu sync.Mutex
 	var lines []string
-	err = l.conn.Lines(ctx, shell, out, func(line string) {
+	err = l.conn.Lines(ctx, shell, out, f.within(func(line string) {
 		if ask != nil {
 			if answer, asked := ask(line); asked {
 				io.WriteString(in, answer)
@@ -105,10 +140,10 @@ func (p *Pool) talk(ctx context.Context, h *inventory.Host, script string, ask f
 		if len(lines) < maxSaid {
 			lines = append(lines, line)
 		}
-	}, nil)
+	}), nil)
 	mu.Lock()
 	defer mu.Unlock()
-	return strings.Join(lines, "\n"), err
+	return strings.Join(lines, "\n"), f.failure(err)
 }
 
 // unfinished returns why a script did not come to its end. It is never nil.

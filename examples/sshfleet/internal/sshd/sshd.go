@@ -328,6 +328,19 @@ exit "$status"
 	require.NoError(s.t, os.Rename(draft, s.path("bin/"+command)))
 }
 
+// Greet has the host print a text at each login, to both outputs, as the startup
+// file of a shell may.
+func (s *Server) Greet(text string) {
+	s.t.Helper()
+	greeting := s.path("greeting")
+	require.NoError(s.t, os.WriteFile(greeting, []byte(text), 0o600))
+	shell := s.path("bin/greeting-shell")
+	require.NoError(s.t, os.WriteFile(shell, []byte(fmt.Sprintf("#!/bin/sh\ncat %[1]s\ncat %[1]s >&2\neval \"$SSH_ORIGINAL_COMMAND\"\n", greeting)), 0o700))
+	keys, err := os.ReadFile(s.path("user_key.pub"))
+	require.NoError(s.t, err)
+	require.NoError(s.t, os.WriteFile(s.path("authorized_keys"), append([]byte(fmt.Sprintf("command=%q ", shell)), keys...), 0o600))
+}
+
 // AuthorizedKeys is the file of those that may log in.
 func (s *Server) AuthorizedKeys() string { return s.path("authorized_keys") }
 
