@@ -9,6 +9,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,6 +33,9 @@ const (
 	DefaultTokenRef = "join-token"
 	// DefaultMaxCalls bounds the calls of a kind that run at once.
 	DefaultMaxCalls = 16
+	// patience is how long a host that is wanted may keep silent before the
+	// next one is asked too.
+	patience = 200 * time.Millisecond
 	// maxReasons bounds the hosts that a refusal names.
 	maxReasons = 8
 )
@@ -334,11 +338,8 @@ func (b *Backend) find(ctx context.Context, key provisioning.ExternalKey) (*inve
 
 // take makes the claim on the first host that is free.
 func (b *Backend) take(ctx context.Context, key provisioning.ExternalKey, candidates []*inventory.Host, cleanup string) (*inventory.Host, error) {
-	var reasons []string
-	if len(candidates) == 0 {
-		reasons = append(reasons, "none of the inventory has the labels and the user that are wanted")
-	}
-	for _, h := range candidates {
+	reasons := make(map[*inventory.Host]string)
+	for h := range b.reach(ctx, candidates) {
 		state, err := b.makeClaim(ctx, h, key, cleanup)
 		switch {
 		case state == hosts.Held:
@@ -349,15 +350,66 @@ func (b *Backend) take(ctx context.Context, key provisioning.ExternalKey, candid
 			return nil, provisioning.LeaseLost(ErrSpent)
 		case errors.Is(err, hosts.ErrInDoubt): // no other host before this one has been asked
 			return nil, provisioning.Ambiguous(err)
-		case ctx.Err() != nil: // nothing was made, and it was not tried everywhere
-			return nil, provisioning.NotStarted(ctx.Err())
 		}
-		reasons = append(reasons, strings.TrimPrefix(err.Error(), "sshfleet: "))
+		reasons[h] = strings.TrimPrefix(err.Error(), "sshfleet: ")
 	}
-	if more := len(reasons) - maxReasons; more > 0 {
-		reasons = append(reasons[:maxReasons], fmt.Sprintf("and %d more", more))
+	if ctx.Err() != nil { // nothing was made, and it was not tried everywhere
+		return nil, provisioning.NotStarted(ctx.Err())
 	}
-	return nil, provisioning.Definite(fmt.Errorf("%w: %s", ErrNoHost, strings.Join(reasons, "; ")))
+	return nil, provisioning.Definite(fmt.Errorf("%w: %s", ErrNoHost, describe(candidates, reasons)))
+}
+
+// describe says why none of the candidates was taken, in their order.
+func describe(candidates []*inventory.Host, reasons map[*inventory.Host]string) string {
+	if len(candidates) == 0 {
+		return "none of the inventory has the labels and the user that are wanted"
+	}
+	var texts []string
+	for _, h := range candidates[:min(len(candidates), maxReasons)] {
+		texts = append(texts, reasons[h])
+	}
+	if more := len(candidates) - maxReasons; more > 0 {
+		texts = append(texts, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(texts, "; ")
+}
+
+// reach yields the candidates, each once there is a connection to it or cannot be
+// one: in their order, but one that keeps silent does not keep the next ones.
+// Without trouble no connection is made to a host that is not needed.
+func (b *Backend) reach(ctx context.Context, candidates []*inventory.Host) iter.Seq[*inventory.Host] {
+	return func(yield func(*inventory.Host) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		var reaching sync.WaitGroup
+		defer reaching.Wait()
+		defer cancel()
+		reached := make(chan *inventory.Host, len(candidates))
+		waiting := 0
+		for next := candidates; len(next) > 0 || waiting > 0; {
+			var impatient <-chan time.Time
+			if len(next) > 0 {
+				h := next[0]
+				next, waiting = next[1:], waiting+1
+				reaching.Go(func() {
+					b.pool.Reach(ctx, h) // who makes the claim hears the same again
+					reached <- h
+				})
+			}
+			if len(next) > 0 {
+				impatient = time.After(patience)
+			}
+			select {
+			case h := <-reached:
+				waiting--
+				if ctx.Err() != nil || !yield(h) {
+					return
+				}
+			case <-impatient:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
 }
 
 // makeClaim makes a claim on a host, one at a time: two of us who try at once

@@ -222,6 +222,41 @@ func TestFleetPassesBadHosts(t *testing.T) {
 	}
 }
 
+// More hosts keep silent than may be connected to at once: the one that is free is
+// found in one call, long before they are given up.
+func TestManySilentHosts(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, 1)
+	config := p.config()
+	config.Reach.MaxDials = 2
+	config.Reach.SSH.ConnectTimeout = time.Hour
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // the system accepts for it
+	require.NoError(t, err)
+	defer silent.Close()
+	for i := range 7 {
+		h := p.servers[0].Host()
+		h.Name, h.Endpoint.Port = fmt.Sprintf("silent%d", i), uint16(silent.Addr().(*net.TCPAddr).Port)
+		config.Hosts = append(config.Hosts, h)
+	}
+	a := newAttempt(t, open(t, config), p.group(1))
+	for a.b.candidates(a.key, a.spec)[7] != config.Hosts[0] { // the free one is asked last
+		a.key.Attempt++
+	}
+	require.NoError(t, a.create(false))
+	require.Equal(t, map[string][]string{a.key.Token(): {"a"}}, p.claims())
+	require.NoError(t, a.destroy())
+}
+
+// Of several hosts that are free the first is taken, and no other is connected to.
+func TestFirstFreeHostIsTaken(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, 3)
+	a := newAttempt(t, open(t, p.config()), p.group(1))
+	require.NoError(t, a.create(false))
+	require.Equal(t, leaseID(a.b.candidates(a.key, a.spec)[0], a.key), a.lease)
+	require.NoError(t, a.destroy())
+}
+
 // What was claimed cannot be given back while the host lets nobody in, or shows
 // another key: it may be another host. It is given back when it is itself again.
 func TestDestroyOfAHostThatIsNotItself(t *testing.T) {

@@ -19,6 +19,13 @@ import (
 const (
 	DefaultMaxDials = 16
 	DefaultRedial   = 2 * time.Second
+	// hold is how long a connection that is being made counts as one. A host
+	// that answers takes less, and one that keeps silent is in nobody's way
+	// after it.
+	hold = time.Second
+	// silence is how long a host that said nothing until the ConnectTimeout is
+	// left alone at least: it takes that long to ask it.
+	silence = 30 * time.Second
 
 	// scripts bounds those that run on a host at once. OpenSSH allows 10
 	// sessions to a connection, and those of followers come on top.
@@ -29,11 +36,13 @@ const (
 type Config struct {
 	// SSH holds the times; the key is that of each host.
 	SSH remote.Config
-	// MaxDials bounds the connections that are being made at once. Default
-	// 16. There is at most one to each host.
+	// MaxDials bounds the connections that are being made at once, those left
+	// out that have been silent for a second. Default 16. There is at most one
+	// to each host.
 	MaxDials int
 	// Redial is how long a host that could not be reached is left alone: who
-	// asks meanwhile hears the same again at once. Default 2 s.
+	// asks meanwhile hears the same again at once. Default 2 s. One that said
+	// nothing in time is left alone for 30 s, if that is longer.
 	Redial time.Duration
 	// Claiming is called before a claim is made on a host, where there is a
 	// directory of claims by then. Its error keeps the claim from being made.
@@ -49,6 +58,7 @@ var ErrClosed = errors.New("sshfleet: the connections are closed")
 type Pool struct {
 	config Config
 	dials  chan struct{} // one value for each that is being made
+	hold   time.Duration // for at most so long
 
 	ctx     context.Context // until Close
 	cancel  context.CancelFunc
@@ -72,7 +82,7 @@ type link struct {
 func NewPool(config Config) *Pool {
 	config.MaxDials = cmp.Or(config.MaxDials, DefaultMaxDials)
 	config.Redial = cmp.Or(config.Redial, DefaultRedial)
-	p := &Pool{config: config, dials: make(chan struct{}, config.MaxDials), links: make(map[string]*link)}
+	p := &Pool{config: config, dials: make(chan struct{}, config.MaxDials), hold: hold, links: make(map[string]*link)}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p
 }
@@ -134,6 +144,9 @@ func (l *link) over(redial time.Duration) bool {
 		return false
 	}
 	if l.err != nil {
+		if errors.Is(l.err, context.DeadlineExceeded) {
+			redial = max(redial, silence)
+		}
 		return time.Since(l.failedAt) >= redial
 	}
 	select {
@@ -148,7 +161,9 @@ func (p *Pool) dial(l *link, h *inventory.Host) {
 	defer close(l.ready)
 	select {
 	case p.dials <- struct{}{}:
-		defer func() { <-p.dials }()
+		release := sync.OnceFunc(func() { <-p.dials })
+		defer release()
+		defer time.AfterFunc(p.hold, release).Stop()
 		config := p.config.SSH
 		config.Key = h.Key
 		l.conn, l.err = remote.Dial(p.ctx, config, remote.Target{Endpoint: h.Endpoint, User: h.User, HostKeys: h.HostKeys})
