@@ -252,10 +252,13 @@ func (d *Document) fault(line int, field, problem string) {
 	d.faults = append(d.faults, Fault{Line: line, Field: field, Problem: problem})
 }
 
+// Has reports whether a field is there.
+func (d *Document) Has(field string) bool { _, ok := d.lines[field]; return ok }
+
 // Require adds a fault if a field is not there.
 func (d *Document) Require(parent, name, hint string) {
 	field := join(parent, name)
-	if _, ok := d.lines[field]; ok {
+	if d.Has(field) {
 		return
 	}
 	problem := "is missing"

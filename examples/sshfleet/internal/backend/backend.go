@@ -615,6 +615,9 @@ func (b *Backend) secret(ref string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sshfleet: join token: %w", err)
 	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("sshfleet: join token: %s is no regular file", path)
+	}
 	if info.Mode().Perm()&0o077 != 0 {
 		return nil, fmt.Errorf("sshfleet: join token: %s is open to others than its owner", path)
 	}

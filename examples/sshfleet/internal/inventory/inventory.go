@@ -63,7 +63,7 @@ type document struct {
 type host struct {
 	Name    string            `json:"name"`
 	Host    string            `json:"host"`
-	Port    int               `json:"port"`
+	Port    *int              `json:"port"`
 	User    string            `json:"user"`
 	Key     string            `json:"key"`
 	HostKey string            `json:"hostKey"`
@@ -90,10 +90,15 @@ func Read(path string) ([]*Host, error) {
 		}
 		return filepath.Join(filepath.Dir(path), name)
 	}
-	d.Require("", "hosts", "an inventory lists them")
+	if d.Require("", "hosts", "an inventory lists them"); doc.Hosts != nil && len(doc.Hosts) == 0 {
+		d.Fault("hosts", "lists none")
+	}
 	var known ssh.HostKeyCallback
 	if doc.KnownHosts != "" {
-		if known, err = knownhosts.New(beside(doc.KnownHosts)); err != nil {
+		if err = regular(beside(doc.KnownHosts)); err == nil {
+			known, err = knownhosts.New(beside(doc.KnownHosts))
+		}
+		if err != nil {
 			d.Fault("knownHosts", err.Error())
 		}
 	}
@@ -101,11 +106,19 @@ func Read(path string) ([]*Host, error) {
 	names, places := make(map[string]bool), make(map[string]bool)
 	for i, entry := range doc.Hosts {
 		field := func(name string) string { return fmt.Sprintf("hosts[%d].%s", i, name) }
-		d.Require(fmt.Sprintf("hosts[%d]", i), "host", "")
-		d.Require(fmt.Sprintf("hosts[%d]", i), "user", "")
-		d.Require(fmt.Sprintf("hosts[%d]", i), "key", "the path of a private key")
+		for _, required := range []struct{ name, text, hint string }{
+			{"host", entry.Host, ""}, {"user", entry.User, ""}, {"key", entry.Key, "the path of a private key"},
+		} {
+			d.Require(fmt.Sprintf("hosts[%d]", i), required.name, required.hint)
+			if required.text == "" && d.Has(field(required.name)) {
+				d.Fault(field(required.name), "is empty")
+			}
+		}
 		h := &Host{User: entry.User, Dir: cmp.Or(entry.Dir, DefaultDir), Labels: entry.Labels}
-		port := cmp.Or(entry.Port, DefaultPort)
+		port := DefaultPort
+		if entry.Port != nil {
+			port = *entry.Port
+		}
 		if port < 1 || port > 65535 {
 			d.Fault(field("port"), "must be from 1 to 65535")
 			port = DefaultPort
@@ -115,13 +128,13 @@ func Read(path string) ([]*Host, error) {
 		if strings.ContainsFunc(h.Name, func(r rune) bool { return r <= ' ' || r == '@' || r == 0x7f }) {
 			d.Fault(field("name"), "must hold no space, control character or @")
 		}
-		if names[h.Name] {
+		if (entry.Name != "" || entry.Host != "") && names[h.Name] {
 			d.Fault(field("name"), fmt.Sprintf("another host is called %q", h.Name))
 		}
 		// Two entries of one host would be two claims on it in different
 		// places, unless they mean different directories.
 		place := h.Endpoint.String() + " " + h.Dir
-		if places[place] {
+		if entry.Host != "" && places[place] {
 			d.Fault(field("host"), fmt.Sprintf("another entry is for the same directory of %v", h.Endpoint))
 		}
 		names[h.Name], places[place] = true, true
@@ -137,7 +150,7 @@ func Read(path string) ([]*Host, error) {
 			h.HostKeys = []ssh.PublicKey{key}
 		case doc.KnownHosts == "":
 			d.Fault(fmt.Sprintf("hosts[%d]", i), "has no hostKey, and there is no knownHosts")
-		case known != nil:
+		case known != nil && entry.Host != "":
 			if h.HostKeys, err = knownKeys(known, h.Endpoint); err != nil {
 				d.Fault(field("host"), err.Error())
 			}
@@ -151,8 +164,20 @@ func Read(path string) ([]*Host, error) {
 	return hosts, nil
 }
 
+// regular returns why a path is no file: reading a pipe may take for ever.
+func regular(path string) error {
+	info, err := os.Stat(path)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no regular file", path)
+	}
+	return err
+}
+
 // readKey reads a private key. Nothing of it gets into an error.
 func readKey(path string) (ssh.Signer, error) {
+	if err := regular(path); err != nil {
+		return nil, err
+	}
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err

@@ -1,3 +1,5 @@
+//go:build unix
+
 package inventory
 
 import (
@@ -8,6 +10,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -120,7 +123,11 @@ hosts:
   - {host: k, user: u, key: key, hostKey: `+authorized(hostKey(t))+`}
   - {name: k@, host: k, port: 23, user: u, key: key, hostKey: `+authorized(hostKey(t))+`}
   - {name: "i:22", host: m, user: u, key: key, hostKey: `+authorized(hostKey(t))+`}
+  - {host: n, port: 0, user: "", key: pipe, hostKey: `+authorized(hostKey(t))+`}
+  - {user: u, key: key}
+  - {host: "", user: u, key: key}
 `)
+	require.NoError(t, syscall.Mkfifo(filepath.Join(p.dir, "pipe"), 0o600))
 	_, err := Read(path)
 	require.ErrorIs(t, err, shapefile.ErrInvalid)
 	got := strings.ReplaceAll(err.Error(), p.dir+"/", "")
@@ -139,6 +146,11 @@ hosts.yaml:10: hosts[7].name: another host is called "k:22"
 hosts.yaml:10: hosts[7].host: another entry is for the same directory of k:22
 hosts.yaml:11: hosts[8].name: must hold no space, control character or @
 hosts.yaml:12: hosts[9].name: another host is called "i:22"
+hosts.yaml:13: hosts[10].user: is empty
+hosts.yaml:13: hosts[10].port: must be from 1 to 65535
+hosts.yaml:13: hosts[10].key: pipe is no regular file
+hosts.yaml:14: hosts[11].host: is missing
+hosts.yaml:15: hosts[12].host: is empty
 `), got)
 	require.NotContains(t, got, "hunter2")
 }
@@ -148,7 +160,11 @@ func TestReadNeedsHostKeys(t *testing.T) {
 	_, err := Read(p.write("hosts.yaml", "hosts:\n  - {host: h, user: u, key: key}\n"))
 	require.ErrorContains(t, err, "hosts.yaml:2: hosts[0]: has no hostKey, and there is no knownHosts")
 	_, err = Read(p.write("hosts.yaml", "knownHosts: missing\nhosts: []\n"))
-	require.ErrorContains(t, err, "hosts.yaml:1: knownHosts: open ")
+	require.ErrorContains(t, err, "hosts.yaml:1: knownHosts: stat ")
+	require.ErrorContains(t, err, "hosts.yaml:2: hosts: lists none")
+	require.NoError(t, syscall.Mkfifo(filepath.Join(p.dir, "pipe"), 0o600))
+	_, err = Read(p.write("hosts.yaml", "knownHosts: pipe\nhosts: []\n"))
+	require.ErrorContains(t, err, "pipe is no regular file")
 	_, err = Read(p.write("hosts.yaml", "knownHosts: x\n"))
 	require.ErrorContains(t, err, "hosts: is missing")
 }
