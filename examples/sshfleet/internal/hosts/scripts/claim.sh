@@ -7,9 +7,14 @@ withdraw() {
 	rm -rf "$try"
 	rmdir "$c" 2>/dev/null
 }
-try=$c/try.$$
+# alive reports whether the shell of a try is there: not another one of its number.
+alive() {
+	number=${1##*/try.}
+	kill -s 0 "${number%.*}" 2>/dev/null && [ "$(began "${number%.*}")" = "${number#*.}" ]
+}
+try=$c/try.$$.$(began "$$")
 trap 'withdraw; exit 1' HUP INT TERM
-mkdir -p "$dir/spent" "$try/work" || exit # a trace of the same number is a dead one's
+mkdir -p "$dir/spent" "$try/work" || exit
 if [ -d "$spent" ]; then
 	withdraw
 	if [ -d "$c" ]; then echo ending; else echo spent; fi
@@ -23,7 +28,7 @@ fi
 for other in "$dir"/claims/*; do
 	[ "$other" != "$c" ] || continue
 	for dead in "$other"/try.*; do # of a shell that was killed
-		[ ! -d "$dead" ] || kill -s 0 "${dead##*.}" 2>/dev/null || take_away "$dead"
+		[ ! -d "$dead" ] || alive "$dead" || take_away "$dead"
 	done
 	rmdir "$other" 2>/dev/null
 	if [ -d "$other" ]; then

@@ -1,9 +1,9 @@
 # What every script begins with. It knows $t, the token of a claim, and $dir.
 #
-#   $dir/claims/TOKEN/          there is a claim, or somebody tries to make one
-#                     try.PID/  what becomes held/ if it goes well
-#                     held/     the claim is made
-#   $dir/spent/TOKEN/           the token has had its claim and gets no other
+#   $dir/claims/TOKEN/                there is a claim, or somebody tries to make one
+#                     try.PID.BEGAN/  what becomes held/ if it goes well
+#                     held/           the claim is made
+#   $dir/spent/TOKEN/                 the token has had its claim and gets no other
 set -u
 umask 077
 # Who says something that nobody listens to any more would be killed in the middle
