@@ -677,7 +677,7 @@ func TestStubbornAgentEnds(t *testing.T) {
 }
 
 // Whoever has overwritten his environment is found by his group, also as an
-// orphan, and whoever has left that too by his parent: also if he does not listen
+// orphan and of a verify or clean-up command, and whoever has left that too by his parent: also if he does not listen
 // to SIGTERM and his parent does.
 func TestUnmarkedProcessesEnd(t *testing.T) {
 	t.Parallel()
@@ -689,6 +689,9 @@ func TestUnmarkedProcessesEnd(t *testing.T) {
 		env -i setsid sh -c "trap : TERM; while :; do sleep 0.1; done" & echo $! >~/stubborn.pid
 		echo $$ >~/agent.pid
 		exec env -i sleep 300'`
+	const leave = "env -i sleep 300 >/dev/null 2>&1 & echo $! >~/%s.pid"
+	group.Boot.VerifyCommands = []string{fmt.Sprintf(leave, "verify")}
+	group.Shape.ProviderLabels[CleanupLabel] = fmt.Sprintf(leave, "cleanup")
 	a := newAttempt(t, open(t, p.config()), group)
 	require.NoError(t, a.create(false))
 	require.NoError(t, a.start())
@@ -700,11 +703,14 @@ func TestUnmarkedProcessesEnd(t *testing.T) {
 		return err == nil && all <= 1 // only who waits for it
 	})
 	processes := make(map[string]int)
-	for _, name := range []string{"agent", "orphan", "left", "stubborn"} {
+	read := func(name string) {
 		text, err := os.ReadFile(filepath.Join(home, name+".pid"))
 		require.NoError(t, err)
 		processes[name], err = strconv.Atoi(strings.TrimSpace(string(text)))
 		require.NoError(t, err)
+	}
+	for _, name := range []string{"verify", "agent", "orphan", "left", "stubborn"} {
+		read(name)
 		require.True(t, runs(processes[name]), name)
 	}
 	t.Cleanup(func() {
@@ -715,6 +721,7 @@ func TestUnmarkedProcessesEnd(t *testing.T) {
 		}
 	})
 	require.NoError(t, a.destroy())
+	read("cleanup")
 	for name, pid := range processes {
 		require.False(t, runs(pid), name)
 	}

@@ -45,10 +45,10 @@ fence() {
 	done
 }
 
-# boot names the time since this computer, or what it takes for one, was started:
-# in another one all processes are others.
-boot() {
-	echo "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)-$(began 1)"
+# know_boot names the time since this computer, or what it takes for one, was
+# started: in another one all processes are others.
+know_boot() {
+	boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)-$(began 1)
 }
 
 # began prints when a process began, "-" if nothing says.
@@ -60,6 +60,7 @@ began() {
 # started from here is in them unless it leaves, whether or not it shows the mark.
 # With when their leader began, because their numbers are given away again.
 note() {
+	know_boot
 	if [ -r /proc/self/stat ]; then
 		set -- $(sed -n '$s/.*) //p' "/proc/$$/stat")
 		set -- "$3" "$4"
@@ -67,7 +68,7 @@ note() {
 		set -- $(ps -o pgid= -p "$$")
 	fi
 	for id in "$@"; do
-		echo "$(boot) $id $(began "$id")" >>"$h/groups" || return
+		echo "$boot $id $(began "$id")" >>"$h/groups" || return
 	done
 }
 
@@ -87,7 +88,7 @@ processes() {
 # ours prints the processes of this claim, and when each began: those that bear the
 # mark, which what they start inherits, those of a group or session that is noted,
 # those that were seen before, and all that descend from them. It fails if it
-# cannot know. Of the group of this shell, which a clean-up command is in too, it
+# cannot know. The boot has to be known before. Of the group of this shell, which a clean-up command is in too, it
 # leaves out what this shell runs; if the shell does not lead it, all: then the
 # server has given it the group of others.
 ours() {
@@ -96,8 +97,8 @@ ours() {
 		[ ! -r /proc/self/environ ] ||
 			printf '%s\n' /proc/[0-9]*/environ | xargs grep -ls "SWACTOR_CLAIM=$t" | sed 's,/proc/,marked ,; s,/environ,,'
 		[ ! -e "$h/groups" ] || sed 's/^/noted /' "$h/groups"
-		echo "$seen" | sed "s/^/noted $(boot) /"
-	} | awk -v self="$$" -v boot="$(boot)" '
+		echo "$seen" | sed "s/^/noted $boot /"
+	} | awk -v self="$$" -v boot="$boot" '
 		$1 == "process" { parent[$2] = $3; group[$2] = $4; session[$2] = $5; began[$2] = $6 "" }
 		$1 == "marked" { marked[$2] }
 		$1 == "noted" && $2 == boot && $3 > 1 { noted[$3] = $4 "" }
@@ -138,6 +139,7 @@ tick() {
 # enough: a process shows no environment in the middle of an exec. Whoever was seen
 # stays ours though his parent, or what else has told so, is gone.
 stop() {
+	know_boot
 	looks=0 nothing=0
 	while [ "$nothing" -lt 2 ]; do
 		found=$(ours) || {
@@ -151,7 +153,7 @@ $found"
 			pids=$(echo "$found" | cut -d ' ' -f 1)
 			case $looks in
 			0) kill -s TERM $pids 2>/dev/null ;;
-			[0-9] | [0-9][0-9]) ;; # it may have something to put away
+			[0-9] | [1-5][0-9]) ;; # it may have something to put away
 			*) kill -s KILL $pids 2>/dev/null ;;
 			esac
 			looks=$((looks + 1))

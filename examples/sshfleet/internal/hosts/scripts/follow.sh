@@ -2,6 +2,7 @@
 # and ends with the connection that they come from. It ends with status 3 when
 # the agent has ended, and 4 when it has vanished without a word.
 absent=0
+know_boot
 while [ ! -s "$h/pid" ]; do
 	[ ! -e "$h/cancelled" ] || exit 4
 	[ -n "$(ours)" ] || absent=$((absent + 1)) # on its way up, or killed on it
