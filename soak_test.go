@@ -214,7 +214,8 @@ func soak(t *testing.T, seed uint64, days, settled int) {
 		require.Equal(t, counts[0]+counts[1], live, "day %d", day)
 		require.Equal(t, live, status.Executor.Attempts, "day %d", day)
 		now := soakHeap() // it also stops the world, so that no goroutine is half ended
-		require.Equal(t, goroutines, runtime.NumGoroutine(), "day %d", day)
+		// Fewer, if one of an earlier test was still on its way out at the start.
+		require.LessOrEqual(t, runtime.NumGoroutine(), goroutines, "day %d", day)
 		if day >= settled-1 {
 			if day == settled-1 {
 				heap = now
@@ -238,7 +239,7 @@ func soak(t *testing.T, seed uint64, days, settled int) {
 	verify.AtLeast(t, "calls that went wrong", faults, calls/30)
 	verify.AtMost(t, "MiB by which the heap grew", growth, 1)
 	verify.Note(t, "calls of the backend", calls)
-	verify.Note(t, "goroutines, every day", goroutines)
+	verify.Note(t, "goroutines, on any day at most", goroutines)
 }
 
 func soakHeap() uint64 {
