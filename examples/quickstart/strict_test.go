@@ -71,7 +71,7 @@ func FuzzStrictReader(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		var value json.RawMessage
 		if json.Unmarshal([]byte(text), &value) != nil {
-			t.Skip("no JSON")
+			return // neither reader is given what is no JSON
 		}
 		var want, got provisioning.ClusterShape
 		err := json.Unmarshal(value, &want)
