@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/swactor/provisioning/examples/localfleet/driving"
 	"github.com/swactor/provisioning/examples/localfleet/internal/child"
 	"github.com/swactor/provisioning/examples/localfleet/view"
 )
@@ -35,7 +36,7 @@ const (
 	exitOK     = 0
 	exitFailed = 1
 	exitUsage  = 2
-	exitAtOnce = 130 // as a shell says of a program that SIGINT ended
+	exitAtOnce = driving.ExitAtOnce
 )
 
 // defaultDir is short, because the path of a Unix socket has to be.

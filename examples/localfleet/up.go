@@ -1,29 +1,20 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"sync"
 	"time"
 
 	"github.com/swactor/provisioning"
 	"github.com/swactor/provisioning/examples/localfleet/control"
+	"github.com/swactor/provisioning/examples/localfleet/driving"
 	"github.com/swactor/provisioning/examples/localfleet/internal/backend"
 	"github.com/swactor/provisioning/examples/localfleet/internal/chaos"
 	"github.com/swactor/provisioning/examples/localfleet/runs"
 	"github.com/swactor/provisioning/examples/localfleet/shapefile"
 	"github.com/swactor/provisioning/examples/localfleet/status"
 	"github.com/swactor/provisioning/examples/localfleet/view"
-)
-
-const (
-	// lookEvery is how often the shape file is looked at.
-	lookEvery = 250 * time.Millisecond
-	// closeTimeout bounds the goodbye to pages and commands.
-	closeTimeout = 2 * time.Second
 )
 
 // policy is quick: machines here are there in a moment.
@@ -33,17 +24,10 @@ var policy = provisioning.RetryPolicy{
 	EndpointTimeout: time.Minute, BootstrapTimeout: time.Minute, StableAfter: 30 * time.Second,
 }
 
-// controller drives one run.
+// controller drives one run of machines here.
 type controller struct {
-	*status.Fleet
+	*driving.Controller
 	backend *backend.Backend
-	path    string // of the shape file
-	drains  chan struct{}
-	once    sync.Once
-
-	mu    sync.Mutex
-	wish  provisioning.ClusterShape // the accepted one
-	ended error                     // why nothing is driven any more
 }
 
 func up(c *command, args []string) (err error) {
@@ -82,17 +66,11 @@ func up(c *command, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	ctl := &controller{
-		Fleet:   &status.Fleet{Name: "localfleet", Journal: new(status.Journal), Run: record.Run, Began: record.BeganAt},
-		backend: b, path: *shape, drains: make(chan struct{}),
-		wish: provisioning.ClusterShape{RunID: record.Run, Generation: 1, Groups: groups},
-	}
-	ctl.Ended = ctl.why
-	ctl.Journal.Loaded(*shape)
+	ctl := &controller{driving.New("localfleet", *shape, "localfleet drain -dir "+c.dir, record, groups), b}
 	policy := policy
 	policy.EndpointTimeout += 2 * *bootDelay
 	ctl.Host, err = provisioning.NewHost(provisioning.HostConfig{
-		Shape: ctl.wish, Backend: b, Retry: policy, MaxInFlight: *inFlight, MaxNodes: shapefile.MaxNodes,
+		Shape: ctl.Wish(), Backend: b, Retry: policy, MaxInFlight: *inFlight, MaxNodes: shapefile.MaxNodes,
 		OnEvent: ctl.Journal.OnEvent,
 	})
 	if err != nil {
@@ -105,14 +83,14 @@ func up(c *command, args []string) (err error) {
 		if err != nil {
 			return errors.Join(err, dir.Forget(record.Run))
 		}
-		defer func() { err = errors.Join(err, bounded(server.Close)) }()
+		defer func() { err = errors.Join(err, driving.Bounded(server.Close)) }()
 		intro += ", page at " + server.URL()
 	}
 	commands, err := control.Serve(c.dir, ctl)
 	if err != nil {
 		return errors.Join(err, dir.Forget(record.Run))
 	}
-	defer func() { err = errors.Join(err, bounded(commands.Close)) }()
+	defer func() { err = errors.Join(err, driving.Bounded(commands.Close)) }()
 
 	var showed func() // ends the showing
 	if !*lines && view.IsTerminal(c.out) {
@@ -124,97 +102,8 @@ func up(c *command, args []string) (err error) {
 	for _, l := range left {
 		ctl.Journal.Note(status.Bad, "%s; localfleet drain gives them back", l)
 	}
-	driveErr := ctl.drive(c, watcher, showed)
+	driveErr := ctl.Drive(watcher, c.interrupts, c.errs, showed)
 	return errors.Join(driveErr, ctl.goodbye(c, dir))
-}
-
-// drive drives until it is interrupted, everything is drained, or the library
-// gives up, then ends the showing and closes the host.
-func (ctl *controller) drive(c *command, watcher *shapefile.Watcher, showed func()) error {
-	ctx, stop := context.WithCancelCause(context.Background())
-	defer stop(nil)
-	ran := make(chan error, 1)
-	go func() { ran <- ctl.Host.Run(ctx) }()
-	look := time.NewTicker(lookEvery)
-	defer look.Stop()
-	drains, drained := ctl.drains, make(chan error, 1)
-	var cause, err error // why it ends, and whether that is a failure
-	for cause == nil {
-		select {
-		case <-look.C:
-			ctl.reload(watcher)
-		case <-drains:
-			drains = nil
-			go func() { drained <- ctl.Host.Drain(ctx) }()
-		case err = <-drained:
-			cause = cmp.Or(err, errDrained)
-		case err = <-ran: // by itself: it holds something, or has driven to no avail
-			cause = cmp.Or(err, errLoopEnded)
-			err = cause
-			ran <- nil
-		case s := <-c.interrupts:
-			cause = fmt.Errorf("%v", s)
-			go ctl.leaveAtOnce(c)
-		}
-	}
-	ctl.end(cause)
-	stop(cause)
-	showed()
-	fmt.Fprintf(c.errs, "%v: stopping\n", cause)
-	<-ran
-	_, closeErr := ctl.Host.Close(context.Background()) // its ctx is leaveAtOnce
-	return errors.Join(err, closeErr)
-}
-
-var (
-	errDrained   = errors.New("everything is given back")
-	errLoopEnded = errors.New("localfleet: the loop has ended")
-)
-
-// leaveAtOnce ends the program at the next interrupt, whatever it waits for.
-// The run is on record.
-func (ctl *controller) leaveAtOnce(c *command) {
-	<-c.interrupts
-	fmt.Fprintf(c.errs, "Left at once. What run %s holds goes on; give it back with: localfleet drain -dir %s\n", ctl.Run, c.dir)
-	os.Exit(exitAtOnce)
-}
-
-// reload offers what the file says now. The generation is not in the file: it
-// rises by one with every change of content, which is for the library to see.
-func (ctl *controller) reload(watcher *shapefile.Watcher) {
-	groups, changed, err := watcher.Look()
-	if err == nil && !changed {
-		return
-	}
-	if err == nil {
-		ctl.mu.Lock()
-		defer ctl.mu.Unlock()
-		next := ctl.wish
-		next.Groups = groups
-		err = ctl.Host.UpdateDesired(next)
-		if errors.Is(err, provisioning.ErrGenerationReused) {
-			next.Generation++
-			err = ctl.Host.UpdateDesired(next)
-		}
-		if err == nil {
-			ctl.wish = next
-			ctl.Journal.Loaded(ctl.path)
-			return
-		}
-	}
-	ctl.Journal.Refused(ctl.path, err)
-}
-
-func (ctl *controller) end(cause error) {
-	ctl.mu.Lock()
-	defer ctl.mu.Unlock()
-	ctl.ended = cause
-}
-
-func (ctl *controller) why() error {
-	ctl.mu.Lock()
-	defer ctl.mu.Unlock()
-	return ctl.ended
 }
 
 // goodbye says what is still held, and takes the run off the record if nothing
@@ -233,32 +122,9 @@ func (ctl *controller) goodbye(c *command, dir runs.Dir) error {
 	for _, slot := range held {
 		fmt.Fprintf(c.out, "  %s\n", view.Printable(slot.String()))
 	}
-	fmt.Fprintf(c.out, "Give them back with: localfleet drain -dir %s\n", c.dir)
+	fmt.Fprintf(c.out, "Give them back with: %s\n", ctl.GiveBack)
 	return nil
 }
-
-// Plan implements [control.Controller], as do Drain, Break, and what the fleet
-// has.
-func (ctl *controller) Plan(groups []provisioning.NodeGroupSpec) (control.Plan, error) {
-	ctl.mu.Lock()
-	next := ctl.wish
-	ctl.mu.Unlock()
-	driver := ctl.Host.Driver()
-	now := time.Now()
-	if groups == nil {
-		return control.PlanOf(driver.Plan(now), driver.Snapshot()), nil
-	}
-	next.Groups = groups
-	next.Generation++
-	desired, err := provisioning.Expand(next)
-	if err != nil {
-		return control.Plan{}, err
-	}
-	observed := driver.Snapshot()
-	return control.PlanOf(provisioning.Decide(observed, desired, driver.Clock(now)), observed), nil
-}
-
-func (ctl *controller) Drain() { ctl.once.Do(func() { close(ctl.drains) }) }
 
 func (ctl *controller) Break(kind string, pick uint64) (string, error) {
 	what, err := chaos.Break(ctl.backend, ctl.Run, chaos.Kind(kind), pick)
@@ -266,14 +132,4 @@ func (ctl *controller) Break(kind string, pick uint64) (string, error) {
 		ctl.Journal.Note(status.Bad, "chaos %s", what)
 	}
 	return what, err
-}
-
-// bounded closes a server whose clients may not want to go.
-func bounded(closing func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
-	if err := closing(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		return err
-	}
-	return nil
 }

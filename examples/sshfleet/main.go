@@ -15,6 +15,7 @@ import (
 	"syscall"
 
 	"github.com/swactor/provisioning/examples/localfleet/agent"
+	"github.com/swactor/provisioning/examples/localfleet/driving"
 	"github.com/swactor/provisioning/examples/localfleet/remote"
 	"github.com/swactor/provisioning/examples/localfleet/view"
 )
@@ -41,7 +42,7 @@ const (
 	exitOK     = 0
 	exitFailed = 1
 	exitUsage  = 2
-	exitAtOnce = 130 // as a shell says of a program that SIGINT ended
+	exitAtOnce = driving.ExitAtOnce
 )
 
 // Defaults of flags. That of the directory is short, because the path of a Unix

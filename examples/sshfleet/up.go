@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -17,6 +16,7 @@ import (
 	"github.com/swactor/provisioning"
 	"github.com/swactor/provisioning/examples/localfleet/atomicfile"
 	"github.com/swactor/provisioning/examples/localfleet/control"
+	"github.com/swactor/provisioning/examples/localfleet/driving"
 	"github.com/swactor/provisioning/examples/localfleet/runs"
 	"github.com/swactor/provisioning/examples/localfleet/shapefile"
 	"github.com/swactor/provisioning/examples/localfleet/status"
@@ -27,10 +27,6 @@ import (
 )
 
 const (
-	// lookEvery is how often the shape file is looked at.
-	lookEvery = 250 * time.Millisecond
-	// closeTimeout bounds the goodbye to pages and commands.
-	closeTimeout = 2 * time.Second
 	// commandTimeout bounds the verify commands of a host together, and its
 	// clean-up command.
 	commandTimeout = 10 * time.Minute
@@ -49,18 +45,8 @@ var policy = provisioning.RetryPolicy{
 	EndpointTimeout: time.Minute, BootstrapTimeout: 2 * commandTimeout,
 }
 
-// controller drives one run.
-type controller struct {
-	*status.Fleet
-	path   string // of the shape file
-	drain  string // how to give back what it leaves
-	drains chan struct{}
-	once   sync.Once
-
-	mu    sync.Mutex
-	wish  provisioning.ClusterShape // the accepted one
-	ended error                     // why nothing is driven any more
-}
+// controller drives one run over hosts of one's own.
+type controller struct{ *driving.Controller }
 
 func up(c *command, args []string) (err error) {
 	hostFile := c.inventory()
@@ -116,15 +102,9 @@ func up(c *command, args []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
-	ctl := &controller{
-		Fleet: &status.Fleet{Name: "sshfleet", Journal: new(status.Journal), Run: record.Run, Began: record.BeganAt},
-		path:  *shape, drain: c.hint("drain", *hostFile), drains: make(chan struct{}),
-		wish: provisioning.ClusterShape{RunID: record.Run, Generation: 1, Groups: groups},
-	}
-	ctl.Ended = ctl.why
-	ctl.Journal.Loaded(*shape)
+	ctl := &controller{driving.New("sshfleet", *shape, c.hint("drain", *hostFile), record, groups)}
 	ctl.Host, err = provisioning.NewHost(provisioning.HostConfig{
-		Shape: ctl.wish, Backend: b, Retry: policy, MaxInFlight: *inFlight, MaxNodes: shapefile.MaxNodes,
+		Shape: ctl.Wish(), Backend: b, Retry: policy, MaxInFlight: *inFlight, MaxNodes: shapefile.MaxNodes,
 		OnEvent: ctl.Journal.OnEvent,
 	})
 	if err != nil {
@@ -137,14 +117,14 @@ func up(c *command, args []string) (err error) {
 		if err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, bounded(server.Close)) }()
+		defer func() { err = errors.Join(err, driving.Bounded(server.Close)) }()
 		intro += ", page at " + server.URL()
 	}
 	commands, err := control.Serve(c.dir, ctl)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, bounded(commands.Close)) }()
+	defer func() { err = errors.Join(err, driving.Bounded(commands.Close)) }()
 
 	var showed func() // ends the showing
 	if !*lines && view.IsTerminal(c.out) {
@@ -166,7 +146,7 @@ func up(c *command, args []string) (err error) {
 		}
 	})
 	begun = true
-	driveErr := ctl.drive(c, watcher, func() { stop(); looked.Wait(); showed() })
+	driveErr := ctl.Drive(watcher, c.interrupts, c.errs, func() { stop(); looked.Wait(); showed() })
 	return errors.Join(driveErr, ctl.goodbye(c, dir))
 }
 
@@ -218,95 +198,6 @@ func makeSecrets(dir string) (string, error) {
 	return secrets, nil
 }
 
-// drive drives until it is interrupted, everything is drained, or the library
-// gives up, then ends the showing and closes the host.
-func (ctl *controller) drive(c *command, watcher *shapefile.Watcher, showed func()) error {
-	ctx, stop := context.WithCancelCause(context.Background())
-	defer stop(nil)
-	ran := make(chan error, 1)
-	go func() { ran <- ctl.Host.Run(ctx) }()
-	look := time.NewTicker(lookEvery)
-	defer look.Stop()
-	drains, drained := ctl.drains, make(chan error, 1)
-	var cause, err error // why it ends, and whether that is a failure
-	for cause == nil {
-		select {
-		case <-look.C:
-			ctl.reload(watcher)
-		case <-drains:
-			drains = nil
-			go func() { drained <- ctl.Host.Drain(ctx) }()
-		case err = <-drained:
-			cause = cmp.Or(err, errDrained)
-		case err = <-ran: // by itself: it holds something, or has driven to no avail
-			cause = cmp.Or(err, errLoopEnded)
-			err = cause
-			ran <- nil
-		case s := <-c.interrupts:
-			cause = fmt.Errorf("%v", s)
-			go ctl.leaveAtOnce(c)
-		}
-	}
-	ctl.end(cause)
-	stop(cause)
-	showed()
-	fmt.Fprintf(c.errs, "%v: stopping\n", cause)
-	<-ran
-	_, closeErr := ctl.Host.Close(context.Background()) // its ctx is leaveAtOnce
-	return errors.Join(err, closeErr)
-}
-
-var (
-	errDrained   = errors.New("everything is given back")
-	errLoopEnded = errors.New("sshfleet: the loop has ended")
-)
-
-// leaveAtOnce ends the program at the next interrupt, whatever it waits for.
-// The run is on record.
-func (ctl *controller) leaveAtOnce(c *command) {
-	<-c.interrupts
-	fmt.Fprintf(c.errs, "Left at once. What run %s holds goes on; give it back with: %s\n", ctl.Run, ctl.drain)
-	os.Exit(exitAtOnce)
-}
-
-// reload offers what the file says now. The generation is not in the file: it
-// rises by one with every change of content, which is for the library to see.
-func (ctl *controller) reload(watcher *shapefile.Watcher) {
-	groups, changed, err := watcher.Look()
-	if err == nil && !changed {
-		return
-	}
-	if err == nil {
-		ctl.mu.Lock()
-		defer ctl.mu.Unlock()
-		next := ctl.wish
-		next.Groups = groups
-		err = ctl.Host.UpdateDesired(next)
-		if errors.Is(err, provisioning.ErrGenerationReused) {
-			next.Generation++
-			err = ctl.Host.UpdateDesired(next)
-		}
-		if err == nil {
-			ctl.wish = next
-			ctl.Journal.Loaded(ctl.path)
-			return
-		}
-	}
-	ctl.Journal.Refused(ctl.path, err)
-}
-
-func (ctl *controller) end(cause error) {
-	ctl.mu.Lock()
-	defer ctl.mu.Unlock()
-	ctl.ended = cause
-}
-
-func (ctl *controller) why() error {
-	ctl.mu.Lock()
-	defer ctl.mu.Unlock()
-	return ctl.ended
-}
-
 // goodbye says what is still held, and takes the run off the record if nothing
 // is.
 func (ctl *controller) goodbye(c *command, dir runs.Dir) error {
@@ -319,44 +210,11 @@ func (ctl *controller) goodbye(c *command, dir runs.Dir) error {
 	for _, slot := range held {
 		fmt.Fprintf(c.out, "  %s\n", view.Printable(slot.String()))
 	}
-	fmt.Fprintf(c.out, "Give them back with: %s\n", ctl.drain)
+	fmt.Fprintf(c.out, "Give them back with: %s\n", ctl.GiveBack)
 	return nil
 }
-
-// Plan implements [control.Controller], as do Drain, Break, and what the fleet
-// has.
-func (ctl *controller) Plan(groups []provisioning.NodeGroupSpec) (control.Plan, error) {
-	ctl.mu.Lock()
-	next := ctl.wish
-	ctl.mu.Unlock()
-	driver := ctl.Host.Driver()
-	now := time.Now()
-	if groups == nil {
-		return control.PlanOf(driver.Plan(now), driver.Snapshot()), nil
-	}
-	next.Groups = groups
-	next.Generation++
-	desired, err := provisioning.Expand(next)
-	if err != nil {
-		return control.Plan{}, err
-	}
-	observed := driver.Snapshot()
-	return control.PlanOf(provisioning.Decide(observed, desired, driver.Clock(now)), observed), nil
-}
-
-func (ctl *controller) Drain() { ctl.once.Do(func() { close(ctl.drains) }) }
 
 // Break refuses: these hosts are somebody's.
 func (ctl *controller) Break(string, uint64) (string, error) {
 	return "", errors.New("sshfleet: hosts of one's own are not broken on purpose")
-}
-
-// bounded closes a server whose clients may not want to go.
-func bounded(closing func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
-	if err := closing(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		return err
-	}
-	return nil
 }
