@@ -64,8 +64,7 @@ func (c *census) begin(d *ClusterDriver) *count {
 	c.number++
 	c.taking = true
 	return &count{groups: slices.Clone(d.state.groups), copies: make([]*node, 0, min(c.stretch, d.state.Len())), state: &ClusterState{
-		ObservedGeneration: d.state.ObservedGeneration, NextAttemptID: d.state.NextAttemptID,
-		byName: make(map[LogicalNodeID]*node)}}
+		ObservedGeneration: d.state.ObservedGeneration, NextAttemptID: d.state.NextAttemptID}}
 }
 
 // next copies a stretch and reports whether there was one.

@@ -42,8 +42,8 @@ func TestProp_G1SnapshotShowsOneMoment(t *testing.T) {
 				generation++
 				require.NoError(t, d.UpdateDesired(shape()))
 			}
-			if id := NewLogicalNodeID("w", rapid.IntRange(0, 3).Draw(t, "lost")); d.state.byName[id] != nil {
-				d.Deliver(Observation{Kind: NodeLost, Node: id, Attempt: d.state.byName[id].attempt})
+			if id := NewLogicalNodeID("w", rapid.IntRange(0, 3).Draw(t, "lost")); d.state.find(id) != nil {
+				d.Deliver(Observation{Kind: NodeLost, Node: id, Attempt: d.state.find(id).attempt})
 			}
 			now = now.Add(time.Duration(rapid.IntRange(0, 2).Draw(t, "seconds")) * time.Second)
 		}

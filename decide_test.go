@@ -601,7 +601,7 @@ func TestDecideOnTheZeroState(t *testing.T) {
 	require.Equal(t, NodeAttemptID(1), plan.Actions[0].NewAttempt)
 	require.Equal(t, NodeAttemptID(2), plan.Actions[1].NewAttempt)
 
-	driver, err := newDriverFrom(new(ClusterState{byName: map[LogicalNodeID]*node{}}), shapeOf(4, groupOf("w", 2)), Config{})
+	driver, err := newDriverFrom(new(ClusterState), shapeOf(4, groupOf("w", 2)), Config{})
 	require.NoError(t, err)
 	_, err = driver.DriveNext(ftNow, new(dtExecutor))
 	require.NoError(t, err)

@@ -183,7 +183,7 @@ type DriverStats struct {
 // [*PolicyError] or a [*ShapeError].
 func NewClusterDriver(shape ClusterShape, config Config) (*ClusterDriver, error) {
 	first := max(config.FirstAttempt, 1)
-	state := &ClusterState{NextAttemptID: first, byName: make(map[LogicalNodeID]*node)}
+	state := &ClusterState{NextAttemptID: first}
 	d, err := newDriverFrom(state, shape, config)
 	if err == nil && config.Journal != nil {
 		d.journal = newJournal(&journalWriter{out: config.Journal}, d, shape)
@@ -395,7 +395,7 @@ func (d *ClusterDriver) hasFolded(deliveries uint64) bool {
 // [ErrUnknownSlot].
 func (d *ClusterDriver) Replace(id LogicalNodeID, reason string) (NodeAttemptID, error) {
 	d.world.RLock()
-	n := d.state.byName[id]
+	n := d.state.find(id)
 	var attempt NodeAttemptID
 	if n != nil {
 		attempt = n.attempt
@@ -533,7 +533,7 @@ func (d *ClusterDriver) isReady(id LogicalNodeID) (wished, ready bool) {
 	}
 	d.world.RLock()
 	defer d.world.RUnlock()
-	n := d.state.byName[id]
+	n := d.state.find(id)
 	return true, n != nil && n.ready && sameTemplate(n.template, want)
 }
 
@@ -900,7 +900,7 @@ func (d *ClusterDriver) foldInbox(at instant) {
 }
 
 func (d *ClusterDriver) foldDelivered(o *Observation, at instant) {
-	n := d.state.byName[o.Node]
+	n := d.state.find(o.Node)
 	reason := UnknownNode
 	if n != nil {
 		before := d.outline(n)

@@ -1282,10 +1282,10 @@ func TestSpentSequence(t *testing.T) {
 	}
 	dtDrive(t, d, dtStart, x)
 	state := d.Snapshot()
-	spent := state.byName["w-0"]
+	spent := state.find("w-0")
 	spent.pending, spent.pendingSequence, spent.pendingDeadline = NoOperation, 0, 0
 	spent.nextSequence = math.MaxUint64 - cleanupSequences
-	healthy := state.byName["w-1"]
+	healthy := state.find("w-1")
 	healthy.pending, healthy.pendingSequence, healthy.pendingDeadline = NoOperation, 0, 0
 	require.NoError(t, state.Check())
 	d, err := newDriverFrom(state, dtShape(1, dtGroup("w", 2, "v1")), Config{OnEvent: func(e Event) {
@@ -1319,8 +1319,8 @@ func TestSpentSequence(t *testing.T) {
 	// With not even a number left for the cleanup it stays, is reported in
 	// every pass, and makes none by itself.
 	state = d.Snapshot()
-	state.byName["w-1"].nextSequence = math.MaxUint64
-	state.byName["w-1"].pending, state.byName["w-1"].pendingSequence, state.byName["w-1"].pendingDeadline = NoOperation, 0, 0
+	state.find("w-1").nextSequence = math.MaxUint64
+	state.find("w-1").pending, state.find("w-1").pendingSequence, state.find("w-1").pendingDeadline = NoOperation, 0, 0
 	d, err = newDriverFrom(state, dtShape(2, dtGroup("w", 1, "v1")), d.config)
 	require.NoError(t, err)
 	faults = nil
@@ -1425,7 +1425,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 		dtDrive(t, d, dtStart, x)
 		require.True(t, d.Converged(3+2*round))
 		require.Len(t, d.state.groups, 1)
-		require.Len(t, d.state.byName, 1)
+		require.Equal(t, 1, d.state.Len())
 		require.Zero(t, d.deadlines.Len())
 		require.Zero(t, d.capacity.byAge.Len())
 		require.Zero(t, d.capacity.taken)
@@ -1986,7 +1986,7 @@ func TestStaleStepIsDropped(t *testing.T) {
 	d, x := dtDriver(t, Config{}, dtGroup("w", 1, "v1")), &dtExecutor{}
 	dtDrive(t, d, dtStart, x)
 	state := dtJSON(t, d.Snapshot())
-	n := d.state.byName["w-0"]
+	n := d.state.find("w-0")
 	effects, over := d.apply([]step{{slot: n.slot(), node: n, attempt: 7, decision: decision{rule: &ladder[4]}}}, d.clock.tick)
 	require.Empty(t, effects)
 	require.Empty(t, over)

@@ -309,7 +309,7 @@ func (s *exStep) open() {
 	state := s.w.state(s.m.slots)
 	for i, n := range s.whole {
 		if n != nil {
-			*state.byName[exNames[i]] = *n.refitted(state.groups[0], &s.w.slots[i].node, i)
+			*state.find(exNames[i]) = *n.refitted(state.groups[0], &s.w.slots[i].node, i)
 		}
 	}
 	s.driver = newDriverOn(state, exWishes[s.w.count], exConfig)
@@ -349,7 +349,7 @@ func (s *exStep) slotOf(attempt NodeAttemptID) int {
 // Submit implements EffectExecutor.
 func (s *exStep) Submit(e Effect) (bool, error) {
 	s.requests++
-	n := s.driver.state.byName[e.Key.Node]
+	n := s.driver.state.find(e.Key.Node)
 	if n == nil || n.attempt != e.Operation.Attempt || e.Key.Attempt != n.attempt {
 		s.fail("%v is submitted for attempt %d, which the slot does not have", e.Kind, e.Operation.Attempt)
 		return false, nil
@@ -482,7 +482,7 @@ func (s *exStep) close() {
 	s.whole = make([]*node, s.m.slots)
 	for i := range s.m.slots {
 		was, is := &s.before.slots[i].node, &s.w.slots[i].node
-		n := s.driver.state.byName[exNames[i]]
+		n := s.driver.state.find(exNames[i])
 		s.whole[i] = n
 		fresh := n != nil && s.slotOf(n.attempt) != i
 		switch {

@@ -331,7 +331,7 @@ func exDeadlineOf(i, now instant) exDeadline {
 
 // state makes the real state of a world.
 func (w *exWorld) state(slots int) *ClusterState {
-	s := &ClusterState{ObservedGeneration: exGeneration, NextAttemptID: exNextAttempt, byName: make(map[LogicalNodeID]*node, slots)}
+	s := &ClusterState{ObservedGeneration: exGeneration, NextAttemptID: exNextAttempt}
 	for i := range slots {
 		if n := w.slots[i].node; n.there {
 			s.add(s.groupFor(exGroup), n.real(i))

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -84,7 +83,7 @@ func (d *ClusterDriver) Explain(id LogicalNodeID, now time.Time) (Explanation, b
 func (d *ClusterDriver) explain(id LogicalNodeID, wish *Desired, paused bool, at instant) (Explanation, bool) {
 	d.world.RLock()
 	defer d.world.RUnlock()
-	n := d.state.byName[id]
+	n := d.state.find(id)
 	if n == nil {
 		if wish.find(id) == nil {
 			return Explanation{}, false
@@ -208,23 +207,6 @@ func (e *Explanation) waitsForTime() bool {
 // endsFirst: the attempt is out of time before what it waits for.
 func (e *Explanation) endsFirst() bool {
 	return !e.EndsAt.IsZero() && !e.Decision.Until.IsZero() && !e.EndsAt.After(e.Decision.Until)
-}
-
-// find returns the template of the slot of that name, nil if the wish has none. A
-// name is not taken apart: the one slot of each group that could bear it is named
-// and compared.
-func (d *Desired) find(id LogicalNodeID) *template {
-	for i := range d.groups {
-		g := &d.groups[i]
-		rest, ok := strings.CutPrefix(string(id), string(g.id)+"-")
-		if !ok {
-			continue
-		}
-		if index, err := strconv.Atoi(rest); err == nil && index >= 0 && index < g.count && NewLogicalNodeID(g.id, index) == id {
-			return g.template
-		}
-	}
-	return nil
 }
 
 // String explains the slot in one sentence.

@@ -102,8 +102,8 @@ func TestExplainSaysTheTruth(t *testing.T) {
 			s.drive()
 			s.now = s.now.Add(5 * time.Second)
 			require.NoError(s.t, s.d.UpdateDesired(dtShape(1, w)))
-			s.d.state.byName["w-0"].nextEffectAt = 0 // rather than to fold a second story
-			s.d.heat(s.d.state.byName["w-0"])
+			s.d.state.find("w-0").nextEffectAt = 0 // rather than to fold a second story
+			s.d.heat(s.d.state.find("w-0"))
 			s.drive()
 			s.end(DestroyLease, ClassNone)
 		}, "w-0: waiting 5s more to restart after 1 failure: LookupEndpoint: boom; for 5s now [R3 await-restart]"},
@@ -201,7 +201,7 @@ func TestExplainSaysTheTruth(t *testing.T) {
 		}, "w-0: wants to dispatch CreateLease and waits for a place: MaxInFlight is reached [R12 create-lease]"},
 		{"no operation number", Config{}, func(s *dtStory) {
 			s.pass()
-			s.d.state.byName["w-0"].nextSequence = math.MaxUint64
+			s.d.state.find("w-0").nextSequence = math.MaxUint64
 		}, "w-0: cannot go on: provisioning: operation numbers of the attempt are exhausted [R12 create-lease]"},
 		{"a machine, no endpoint", Config{}, func(s *dtStory) { s.climb(LookupEndpoint); s.back(LookupEndpoint) },
 			"w-0: will dispatch LookupEndpoint [R13 lookup-endpoint]"},
@@ -218,7 +218,7 @@ func TestExplainSaysTheTruth(t *testing.T) {
 		{"what should not be", Config{}, func(s *dtStory) {
 			s.climb(StartBootstrap)
 			s.back(StartBootstrap)
-			s.d.state.byName["w-0"].stage = StageLeaseCreated
+			s.d.state.find("w-0").stage = StageLeaseCreated
 		}, "w-0: cannot go on: provisioning: no rule matches [R17 unmatched]"},
 	} {
 		s := dtTell(t, c.config, w)
@@ -237,7 +237,7 @@ func TestExplainSaysTheTruth(t *testing.T) {
 
 // back takes the operation in flight, which is of that kind, off the record.
 func (s *dtStory) back(kind OperationKind) {
-	n := s.d.state.byName["w-0"]
+	n := s.d.state.find("w-0")
 	require.Equal(s.t, kind, n.pending)
 	n.pending, n.pendingSequence, n.pendingDeadline = NoOperation, 0, 0
 }

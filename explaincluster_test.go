@@ -81,7 +81,7 @@ func TestExplanationsAsJSON(t *testing.T) {
 		"stillRunning":[{"operation":{"attempt":1,"sequence":1},"kind":"CreateLease","node":"w-0","since":"2030-01-02T03:04:05Z","expired":true}],
 		"now":"2030-01-02T03:04:06Z","until":"2030-01-02T03:06:06Z"}`, string(cluster))
 
-	s.d.state.byName["w-0"].nextSequence = math64
+	s.d.state.find("w-0").nextSequence = math64
 	s.back(CreateLease)
 	e, _ = s.d.Explain("w-0", s.now)
 	text, err = json.Marshal(e)
@@ -171,12 +171,12 @@ func TestUnblock(t *testing.T) {
 			s.climb(BootstrapConvergenceObserved)
 			s.end(BootstrapConvergenceObserved, ClassNone)
 		}, ""},
-		{Config{}, func(s *dtStory) { s.pass(); s.d.state.byName["w-0"].nextSequence = math64 },
+		{Config{}, func(s *dtStory) { s.pass(); s.d.state.find("w-0").nextSequence = math64 },
 			"its deletion: the attempt has had all the operations that it may have"},
 		{Config{}, func(s *dtStory) {
 			s.climb(StartBootstrap)
 			s.back(StartBootstrap)
-			s.d.state.byName["w-0"].stage = StageLeaseCreated
+			s.d.state.find("w-0").stage = StageLeaseCreated
 		}, "a fix: this is a fault of the library"},
 	} {
 		s := dtTell(t, c.config, w)

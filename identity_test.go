@@ -287,6 +287,41 @@ func checkName(t require.TestingT, key ExternalKey, limit int) {
 	require.True(t, strings.HasPrefix(key.Name(math.MaxInt), words), "%q is no cut of the whole name", name)
 }
 
+// A name is taken apart into what it was made of, and what was not made by
+// NewLogicalNodeID is no name.
+func TestProp_SlotNamesComeApart(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		group := NodeGroupID(rapid.OneOf(rapid.StringMatching(`[a-z0-9-]{0,8}`), rapid.String()).Draw(t, "group"))
+		index := rapid.OneOf(rapid.IntRange(0, 20), rapid.IntRange(0, maxIndex-1)).Draw(t, "index")
+		gotGroup, gotIndex, ok := NewLogicalNodeID(group, index).split()
+		require.True(t, ok)
+		require.Equal(t, group, gotGroup)
+		require.Equal(t, index, gotIndex)
+
+		id := LogicalNodeID(rapid.OneOf(rapid.StringMatching(`[a-z0-9-]{0,4}-[-+_ 0-9]{0,9}`), rapid.String()).Draw(t, "id"))
+		if group, index, ok := id.split(); ok {
+			require.Equal(t, id, NewLogicalNodeID(group, index))
+			require.Less(t, index, maxIndex)
+		}
+	})
+}
+
+func TestNamesThatAreNone(t *testing.T) {
+	for _, id := range []LogicalNodeID{"", "w", "7", "-", "w-", "w-x", "w-00", "w-07", "w-+7", "w- 7", "w-7 ", "w-1_0", "w-16777216",
+		"w-99999999", "w-100000000", "w-18446744073709551616", "w-/", "w-:", "w-1/", "w-１"} {
+		_, _, ok := id.split()
+		require.False(t, ok, "%q", id)
+	}
+	group, index, ok := LogicalNodeID("w-16777215").split()
+	require.True(t, ok)
+	require.Equal(t, NodeGroupID("w"), group)
+	require.Equal(t, maxIndex-1, index)
+	group, index, ok = LogicalNodeID("-0").split()
+	require.True(t, ok)
+	require.Empty(t, group)
+	require.Zero(t, index)
+}
+
 func TestNameKeepsLettersAndDigits(t *testing.T) {
 	const letters = "abcdefghijklmnopqrstuvwxyz"
 	key := ExternalKey{Run: RunID(strings.ToUpper(letters)), Node: letters + "-0123456789", Attempt: 1}

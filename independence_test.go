@@ -156,7 +156,7 @@ func TestProp_G10SlotsAreIndependent(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var slots []inSlot
 		shape := ClusterShape{RunID: "run", Generation: exGeneration}
-		state := &ClusterState{NextAttemptID: 100, byName: map[LogicalNodeID]*node{}}
+		state := &ClusterState{NextAttemptID: 100}
 		for _, group := range []NodeGroupID{"a", "b"} {
 			count := rapid.IntRange(0, 4).Draw(t, "count")
 			shape.Groups = append(shape.Groups, inShape(group, count))
@@ -225,7 +225,7 @@ func TestProp_G10SlotsAreIndependent(t *testing.T) {
 		begun := NodeAttemptID(0)
 		for i := range slots {
 			s := &slots[i]
-			lone := &ClusterState{NextAttemptID: 100, byName: map[LogicalNodeID]*node{}}
+			lone := &ClusterState{NextAttemptID: 100}
 			if s.node.there {
 				lone.add(lone.groupFor(s.group), s.placed(0))
 			}

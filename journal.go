@@ -245,7 +245,7 @@ func (j *journal) did(n *node, chosen *decision) {
 func (j *journal) end(d *ClusterDriver, whole bool, requeueAt instant) {
 	for n := range j.touched {
 		j.sum -= j.sums[n]
-		if d.state.byName[n.id] != n {
+		if d.state.find(n.id) != n {
 			delete(j.sums, n)
 			continue
 		}

@@ -54,7 +54,7 @@ func dtNewNaive(shape ClusterShape, config Config) *dtNaive {
 			return &policy
 		},
 		limit: config.MaxInFlight, accepted: accepted, triggered: true,
-		state:   &ClusterState{NextAttemptID: max(config.FirstAttempt, 1), byName: map[LogicalNodeID]*node{}},
+		state:   &ClusterState{NextAttemptID: max(config.FirstAttempt, 1)},
 		leftOut: map[LogicalNodeID]int{}, placeless: map[OperationID]bool{},
 		held: map[LogicalNodeID]time.Time{},
 	}
@@ -78,7 +78,7 @@ func (d *dtNaive) setPaused(paused bool) {
 }
 
 func (d *dtNaive) Replace(id LogicalNodeID, reason string) (NodeAttemptID, error) {
-	n := d.state.byName[id]
+	n := d.state.find(id)
 	if n == nil {
 		return 0, fmt.Errorf("%w: %s", ErrUnknownSlot, id)
 	}
@@ -102,7 +102,7 @@ func (d *dtNaive) holdsBack(kind ActionKind, m ManagedNode) bool {
 
 // letGo gives the stage of a node the time back for which it was held.
 func (d *dtNaive) letGo(id LogicalNodeID) {
-	if n := d.state.byName[id]; n != nil && n.stageDeadline != 0 {
+	if n := d.state.find(id); n != nil && n.stageDeadline != 0 {
 		n.stageDeadline = nearestInstant(n.stageDeadline.time().Add(d.tick.Sub(d.held[id])))
 	}
 	delete(d.held, id)
@@ -144,7 +144,7 @@ func (d *dtNaive) drive(now time.Time, executor EffectExecutor) bool {
 	}
 
 	for _, o := range d.inbox {
-		if n := d.state.byName[o.Node]; n != nil {
+		if n := d.state.find(o.Node); n != nil {
 			n.fold(&o, d.policy(n.group.id), at)
 		}
 	}
@@ -163,7 +163,7 @@ func (d *dtNaive) drive(now time.Time, executor EffectExecutor) bool {
 
 	plan := Decide(d.state, desired, d.tick)
 	for _, f := range plan.Faults {
-		n := d.state.byName[f.Node]
+		n := d.state.find(f.Node)
 		if n != nil && errors.Is(f.Err, ErrSequenceExhausted) && n.intent == Active && n.stage != StageFailed {
 			n.fail(ErrSequenceExhausted.Error(), 0, d.policy(n.group.id), at)
 			d.dirty = true
@@ -185,7 +185,7 @@ func (d *dtNaive) drive(now time.Time, executor EffectExecutor) bool {
 		}
 	}
 	for _, a := range plan.Actions {
-		n := d.state.byName[a.Node]
+		n := d.state.find(a.Node)
 		switch a.Kind {
 		case Insert:
 			d.state.add(d.state.groupFor(a.Group), newNode(a.Node, a.Index, desired.group(a.Group).template, a.NewAttempt))
@@ -234,7 +234,7 @@ func (d *dtNaive) dispatch(candidates []Action, executor EffectExecutor, at inst
 		}
 	}
 	class := func(a Action) int {
-		switch n := d.state.byName[a.Node]; {
+		switch n := d.state.find(a.Node); {
 		case n.intent == Deleting:
 			return 0
 		case n.lease != "":
@@ -275,7 +275,7 @@ func (d *dtNaive) dispatch(candidates []Action, executor EffectExecutor, at inst
 		slices.SortFunc(chosen, func(a, b Action) int { return CompareSlots(a.Group, a.Index, b.Group, b.Index) })
 		var effects []Effect
 		for _, a := range chosen {
-			n := d.state.byName[a.Node]
+			n := d.state.find(a.Node)
 			effects = append(effects, recorded(n, a.Operation, a.Resolving, d.policy(a.Group), at))
 		}
 		refusals := make([]error, len(effects))
@@ -288,7 +288,7 @@ func (d *dtNaive) dispatch(candidates []Action, executor EffectExecutor, at inst
 		}
 		for i, e := range effects {
 			if err := refusals[i]; err != nil {
-				d.complete(d.state.byName[e.Key.Node], Completion{Operation: e.Operation, Kind: e.Kind, Class: ClassNotStarted,
+				d.complete(d.state.find(e.Key.Node), Completion{Operation: e.Operation, Kind: e.Kind, Class: ClassNotStarted,
 					Message: "refused by the executor: " + err.Error(), RetryAfter: retryAfterOf(err)}, at)
 			}
 		}
@@ -398,7 +398,7 @@ func dtCheckLaw(t require.TestingT, d *ClusterDriver) {
 			require.True(t, d.capacity.byClass[n.class].Contains(n))
 			require.Less(t, n.leftOutSince, d.pass+1)
 		}
-		require.Same(t, n, d.state.byName[n.id])
+		require.Same(t, n, d.state.find(n.id))
 		require.Same(t, n, n.group.at(int(n.index)))
 		require.Same(t, n.group, d.state.group(n.group.id))
 		require.NotNil(t, n.group.wish.policy)
@@ -545,7 +545,7 @@ func (w *dtTwins) deliver(o Observation) {
 // long ago.
 func (w *dtTwins) complete() {
 	open := slices.DeleteFunc(slices.Clone(w.started), func(e Effect) bool {
-		n := w.naive.state.byName[e.Key.Node]
+		n := w.naive.state.find(e.Key.Node)
 		return n == nil || n.pending == NoOperation || n.pendingID() != e.Operation
 	})
 	if len(open) == 0 || rapid.IntRange(0, 15).Draw(w.t, "of long ago") == 0 {
@@ -582,7 +582,7 @@ func (w *dtTwins) outcome(e Effect) Completion {
 // stream says something of a bootstrap, mostly of one that runs or starts.
 func (w *dtTwins) stream() {
 	bootstraps := slices.DeleteFunc(slices.Clone(w.started), func(e Effect) bool {
-		n := w.naive.state.byName[e.Key.Node]
+		n := w.naive.state.find(e.Key.Node)
 		return n == nil || n.attempt != e.Operation.Attempt || e.Kind != StartBootstrap
 	})
 	if len(bootstraps) == 0 || rapid.IntRange(0, 15).Draw(w.t, "of long ago") == 0 {

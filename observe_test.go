@@ -976,7 +976,7 @@ func TestProp_FoldsKeepTheInvariants(t *testing.T) {
 		spec := ftWanted.template()
 		n := newNode("w-0", 0, spec, 1)
 		n.index = 0
-		state := &ClusterState{NextAttemptID: 2, byName: make(map[LogicalNodeID]*node)}
+		state := &ClusterState{NextAttemptID: 2}
 		state.add(state.groupFor("w"), n)
 		now := nearestInstant(ftNow)
 		wanted := spec
@@ -1064,7 +1064,7 @@ func ftNothingGoesBack(t require.TestingT, before, after ManagedNode) {
 
 // A stage that does not exist is not stored: the state could not be written down.
 func TestFold_StageThatDoesNotExist(t *testing.T) {
-	n := ftState(t, ftNode(ftRunning)).byName["w-0"]
+	n := ftState(t, ftNode(ftRunning)).find("w-0")
 	o := Observation{Kind: BootstrapProgress, Node: "w-0", Attempt: n.attempt, Session: n.session, Stage: bootstrapStages}
 	before := n.export()
 	require.Equal(t, UnknownObservation, n.fold(&o, ftPolicy(), nearestInstant(ftNow)))

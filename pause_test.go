@@ -196,7 +196,7 @@ func TestPauseHoldsNoFaultBack(t *testing.T) {
 	s := dtTell(t, Config{}, dtGroup("w", 1, "v1"))
 	s.climb(LookupEndpoint)
 	s.d.Pause()
-	s.d.state.byName["w-0"].nextSequence = math.MaxUint64 - cleanupSequences
+	s.d.state.find("w-0").nextSequence = math.MaxUint64 - cleanupSequences
 	s.end(LookupEndpoint, ClassNone)
 	dtLast(t, s.x, DestroyLease)
 	require.NotEmpty(t, dtNode(t, s.d, "w-0").Record.FailedReason)

@@ -341,6 +341,15 @@ func (d *Desired) group(id NodeGroupID) *desiredGroup {
 	return &d.groups[i]
 }
 
+// find returns the template of the slot of that name, nil when it is not desired.
+func (d *Desired) find(id LogicalNodeID) *template {
+	group, index, ok := id.split()
+	if !ok {
+		return nil
+	}
+	return d.group(group).wants(index)
+}
+
 // wants returns the template of a slot, nil when it is not desired.
 func (g *desiredGroup) wants(index int) *template {
 	if g == nil || index < 0 || index >= g.count {

@@ -173,7 +173,7 @@ type ClusterState struct {
 	NextAttemptID NodeAttemptID
 
 	groups []*nodeGroup // by ID
-	byName map[LogicalNodeID]*node
+	size   int          // nodes
 }
 
 // nodeGroup keeps the nodes of a group in the order of their indices.
@@ -281,7 +281,10 @@ func (n *node) pendingID() OperationID {
 func (n *node) growing() bool { return n.intent == Active && n.stage != StageFailed }
 
 // maxIndex bounds a slot index, so that a document cannot ask for memory.
-const maxIndex = 1 << 24
+const (
+	maxIndex       = 1 << 24
+	maxIndexDigits = len("16777215")
+)
 
 // ErrInvalidState is what errors.Is finds in every refusal of a state.
 var ErrInvalidState = errors.New("provisioning: invalid cluster state")
@@ -291,14 +294,14 @@ var ErrInvalidState = errors.New("provisioning: invalid cluster state")
 // a slot given twice, a pending operation of another attempt, a time outside
 // 1900 to 2191); whether the state makes sense is for [ClusterState.Check].
 func NewClusterState(observedGeneration uint64, next NodeAttemptID, nodes ...ManagedNode) (*ClusterState, error) {
-	s := &ClusterState{ObservedGeneration: observedGeneration, NextAttemptID: next, byName: make(map[LogicalNodeID]*node, len(nodes))}
+	s := &ClusterState{ObservedGeneration: observedGeneration, NextAttemptID: next}
 	templates := make(map[[32]byte]*template)
 	for i := range nodes {
 		n, err := importNode(&nodes[i], templates)
 		if err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", ErrInvalidState, nodes[i].Record.Node, err)
 		}
-		if s.byName[n.id] != nil {
+		if s.find(n.id) != nil {
 			return nil, fmt.Errorf("%w: slot %s is there twice", ErrInvalidState, n.id)
 		}
 		s.add(s.groupFor(nodes[i].Record.Group), n)
@@ -307,11 +310,24 @@ func NewClusterState(observedGeneration uint64, next NodeAttemptID, nodes ...Man
 }
 
 // Len returns the number of nodes.
-func (s *ClusterState) Len() int { return len(s.byName) }
+func (s *ClusterState) Len() int { return s.size }
+
+// find returns the node of that name, or nil. There is no map of names to keep.
+func (s *ClusterState) find(id LogicalNodeID) *node {
+	group, index, ok := id.split()
+	if !ok {
+		return nil
+	}
+	i, found := s.findGroup(group)
+	if !found {
+		return nil
+	}
+	return s.groups[i].at(index)
+}
 
 // Node returns the node of that name.
 func (s *ClusterState) Node(id LogicalNodeID) (ManagedNode, bool) {
-	n := s.byName[id]
+	n := s.find(id)
 	if n == nil {
 		return ManagedNode{}, false
 	}
@@ -331,8 +347,7 @@ func (s *ClusterState) All() iter.Seq[ManagedNode] {
 
 // Clone returns a copy that shares nothing that is ever written.
 func (s *ClusterState) Clone() *ClusterState {
-	c := &ClusterState{ObservedGeneration: s.ObservedGeneration, NextAttemptID: s.NextAttemptID,
-		byName: make(map[LogicalNodeID]*node, len(s.byName))}
+	c := &ClusterState{ObservedGeneration: s.ObservedGeneration, NextAttemptID: s.NextAttemptID}
 	for _, g := range s.groups {
 		copied := c.groupFor(g.id)
 		for _, n := range g.nodes {
@@ -396,7 +411,7 @@ func (s *ClusterState) add(g *nodeGroup, n *node) {
 		g.nodes = append(g.nodes, nil)
 	}
 	g.nodes[n.index] = n
-	s.byName[n.id] = n
+	s.size++
 }
 
 func (s *ClusterState) remove(n *node) {
@@ -407,7 +422,7 @@ func (s *ClusterState) remove(n *node) {
 		last--
 	}
 	g.nodes = g.nodes[:last]
-	delete(s.byName, n.id)
+	s.size--
 }
 
 func newNode(id LogicalNodeID, index int, t *template, attempt NodeAttemptID) *node {

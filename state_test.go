@@ -441,7 +441,7 @@ func TestStateOrder(t *testing.T) {
 			if n != nil {
 				require.Equal(t, index, int(n.index))
 				require.Same(t, g, n.group)
-				require.Same(t, n, s.byName[n.id])
+				require.Same(t, n, s.find(n.id))
 				places++
 			}
 		}
@@ -458,12 +458,12 @@ func TestStateRemoveLetsGoOfTheRoom(t *testing.T) {
 	s := ftState(t, ftMove(ftNode(), "w", 0, 1), ftMove(ftNode(), "w", 1, 2), ftMove(ftNode(), "w", 7, 3))
 	g := s.group("w")
 	require.Len(t, g.nodes, 8)
-	s.remove(s.byName["w-1"])
+	s.remove(s.find("w-1"))
 	require.Len(t, g.nodes, 8, "w-7 is still there")
-	s.remove(s.byName["w-7"])
+	s.remove(s.find("w-7"))
 	require.Len(t, g.nodes, 1)
 	require.Nil(t, g.at(7))
-	s.remove(s.byName["w-0"])
+	s.remove(s.find("w-0"))
 	require.Empty(t, g.nodes)
 	require.Zero(t, s.Len())
 }
@@ -498,7 +498,7 @@ func TestStateSharesNothingMutable(t *testing.T) {
 		spoil, keep *ClusterState
 	}{{"the clone", s.Clone(), s}, {"the original", s, clone}} {
 		a, b, direction := pair.spoil, pair.keep, pair.spoilt+" is spoilt"
-		n := a.byName["w-0"]
+		n := a.find("w-0")
 		n.hold(Observation{Kind: BootstrapFailed, Session: ftSession})
 		n.held[0].Swactor = "spoilt"
 		n.beginDelete()
@@ -516,13 +516,13 @@ func TestStateSharesNothingMutable(t *testing.T) {
 
 func TestCloneLeavesTheDriversMarksBehind(t *testing.T) {
 	s := ftState(t, ftNode())
-	s.byName["w-0"].marks = marks{wakesAt: 5, deadlineAt: 1}
-	s.byName["w-0"].standing = standing{hot: true, holdsPlace: true}
+	s.find("w-0").marks = marks{wakesAt: 5, deadlineAt: 1}
+	s.find("w-0").standing = standing{hot: true, holdsPlace: true}
 	c := s.Clone()
-	require.Zero(t, c.byName["w-0"].marks)
-	require.Zero(t, c.byName["w-0"].standing)
-	require.NotZero(t, s.byName["w-0"].marks)
-	require.Same(t, c.groups[0], c.byName["w-0"].group)
+	require.Zero(t, c.find("w-0").marks)
+	require.Zero(t, c.find("w-0").standing)
+	require.NotZero(t, s.find("w-0").marks)
+	require.Same(t, c.groups[0], c.find("w-0").group)
 }
 
 // What a state cannot express is refused with the reason, and one reason does
@@ -672,8 +672,8 @@ func ftNodeJSON(t *testing.T, m ManagedNode) string {
 // Equal specs are kept once, however many nodes are built from them.
 func TestImportKeepsOneTemplate(t *testing.T) {
 	s := ftState(t, ftMove(ftNode(), "w", 0, 1), ftMove(ftNode(), "w", 1, 2), ftMove(ftNode(), "v", 0, 3))
-	require.Same(t, s.byName["w-0"].template, s.byName["w-1"].template)
-	require.NotSame(t, s.byName["w-0"].template, s.byName["v-0"].template)
+	require.Same(t, s.find("w-0").template, s.find("w-1").template)
+	require.NotSame(t, s.find("w-0").template, s.find("v-0").template)
 }
 
 func TestInstant(t *testing.T) {

@@ -69,7 +69,7 @@ func TestRestart(t *testing.T) {
 				Retry: RetryState{ConsecutiveFailures: row.failures}}
 		})
 	}
-	n := ftState(t, ftMove(ftNode(ftDestroyed), "w", 3, 7)).byName["w-3"]
+	n := ftState(t, ftMove(ftNode(ftDestroyed), "w", 3, 7)).find("w-3")
 	n.marks, n.standing = marks{wakesAt: 5}, standing{hot: true}
 	group := n.group
 	n.restart(latest, 9)
