@@ -81,23 +81,30 @@ func (q *benchQueue[T]) len() int {
 	return n
 }
 
-// benchExecutor collects effects; the benchmark answers them.
-type benchExecutor struct{ effects benchQueue[Effect] }
+// benchExecutor keeps of every effect what its answer takes, as the floor does;
+// the benchmark answers.
+type benchExecutor struct{ calls benchQueue[benchCall] }
+
+type benchCall struct {
+	node      LogicalNodeID
+	operation OperationID
+	kind      OperationKind
+}
 
 func (x *benchExecutor) Submit(e Effect) (bool, error) {
-	x.effects.put(e)
+	x.calls.put(benchCall{e.Key.Node, e.Operation, e.Kind})
 	return false, nil
 }
 func (x *benchExecutor) Expire(OperationID) Completion { panic("nothing expires") }
 func (x *benchExecutor) Retire(NodeAttemptID)          {}
 func (x *benchExecutor) Running() []RunningCall        { return nil }
 
-// benchAnswer is what the provider says to an effect: one observation or, for a
-// start and a convergence, two.
-func benchAnswer(e *Effect, deliver func(Observation)) {
-	node, attempt := e.Key.Node, e.Operation.Attempt
-	done := Completion{Operation: e.Operation, Kind: e.Kind}
-	switch e.Kind {
+// benchAnswer is what the provider says to a call: one observation or, for a
+// start and a convergence, two. It makes the texts that the floor's makes.
+func benchAnswer(call *benchCall, deliver func(Observation)) {
+	node, attempt := call.node, call.operation.Attempt
+	done := Completion{Operation: call.operation, Kind: call.kind}
+	switch call.kind {
 	case CreateLease:
 		done.Lease = ProviderLeaseID("lease-" + string(node))
 		done.Endpoint = &SSHEndpoint{Host: "host-" + string(node), Port: 22}
@@ -105,19 +112,22 @@ func benchAnswer(e *Effect, deliver func(Observation)) {
 		done.Session = BootstrapSessionID("session-" + string(node))
 	}
 	deliver(Observation{Kind: OperationCompleted, Node: node, Attempt: attempt, Completion: done})
-	session := BootstrapSessionID("session-" + string(node))
-	switch e.Kind {
+	stream := Observation{Node: node, Attempt: attempt}
+	switch call.kind {
 	case StartBootstrap:
-		deliver(Observation{Kind: SwactorJoined, Node: node, Attempt: attempt, Session: session, Swactor: SwactorID("agent-" + string(node))})
+		stream.Kind, stream.Session, stream.Swactor = SwactorJoined, BootstrapSessionID("session-"+string(node)), SwactorID("agent-"+string(node))
 	case BootstrapConvergenceObserved:
-		deliver(Observation{Kind: BootstrapClosed, Node: node, Attempt: attempt, Session: session})
+		stream.Kind, stream.Session = BootstrapClosed, BootstrapSessionID("session-"+string(node))
+	default:
+		return
 	}
+	deliver(stream)
 }
 
 // benchDriver is a driver and its provider, which answers when it is asked to.
 type benchDriver struct {
 	*ClusterDriver
-	effects    benchExecutor
+	provider   benchExecutor
 	generation uint64
 	count      int
 }
@@ -130,25 +140,25 @@ func newBenchDriver(tb testing.TB, shape ClusterShape) *benchDriver {
 }
 
 func (d *benchDriver) drive(tb testing.TB) {
-	if _, err := d.DriveUntilBlocked(benchNow, &d.effects); err != nil {
+	if _, err := d.DriveUntilBlocked(benchNow, &d.provider); err != nil {
 		tb.Fatal(err)
 	}
 }
 
-// run answers effects until none is left, in batches or one observation at a
+// run answers calls until none is left, in batches or one observation at a
 // time, and the cluster has converged.
 func (d *benchDriver) run(tb testing.TB, oneAtATime bool) {
 	d.drive(tb)
-	benchRun(&d.effects.effects, d.Deliver, func() { d.drive(tb) }, oneAtATime)
+	benchRun(&d.provider.calls, d.Deliver, func() { d.drive(tb) }, oneAtATime)
 	if !d.Converged(d.generation) {
 		tb.Fatal("not converged")
 	}
 }
 
-func benchRun(effects *benchQueue[Effect], deliver func(Observation), drive func(), oneAtATime bool) {
-	for batch := effects.len(); batch > 0; batch = effects.len() {
+func benchRun(calls *benchQueue[benchCall], deliver func(Observation), drive func(), oneAtATime bool) {
+	for batch := calls.len(); batch > 0; batch = calls.len() {
 		for range batch {
-			benchAnswer(effects.take(), func(o Observation) {
+			benchAnswer(calls.take(), func(o Observation) {
 				deliver(o)
 				if oneAtATime {
 					drive()
@@ -203,7 +213,7 @@ func naiveStart(n int) (*dtNaive, *benchExecutor, func()) {
 
 func naiveClimb(tb testing.TB, n int, oneAtATime bool) *dtNaive {
 	d, x, drive := naiveStart(n)
-	benchRun(&x.effects, d.Deliver, drive, oneAtATime)
+	benchRun(&x.calls, d.Deliver, drive, oneAtATime)
 	if !d.benchConverged() {
 		tb.Fatal("not converged")
 	}
@@ -262,7 +272,7 @@ func BenchmarkEventOneAtATime(b *testing.B) {
 					b.StartTimer()
 					start := measure.CPUTime()
 					for range events {
-						benchAnswer(x.effects.take(), d.Deliver)
+						benchAnswer(x.calls.take(), d.Deliver)
 						drive()
 					}
 					used += measure.CPUTime() - start
@@ -342,7 +352,7 @@ func BenchmarkSettledFullPass(b *testing.B) {
 func BenchmarkSettledDrive(b *testing.B) {
 	benchEach(b, "pass", func(b *testing.B, d *benchDriver) int {
 		d.Trigger()
-		if ran, err := d.DriveNext(benchNow, &d.effects); err != nil || !ran {
+		if ran, err := d.DriveNext(benchNow, &d.provider); err != nil || !ran {
 			b.Fatal(ran, err)
 		}
 		return 1
@@ -403,7 +413,7 @@ func BenchmarkUpdateDesired(b *testing.B) {
 					d.drive(b) // its create is out
 				}
 				b.ReportMetric(float64(measure.CPUTime()-start)/float64(b.N), "cpu-ns/update")
-				if d.effects.effects.len() != b.N {
+				if d.provider.calls.len() != b.N {
 					b.Fatal("no create for each")
 				}
 				d.wish(b, n)
@@ -469,9 +479,9 @@ func BenchmarkWakeOneDue(b *testing.B) {
 				if left == 0 {
 					b.StopTimer()
 					for i := range n { // the waits are in no order of the slots
-						e := x.effects.take()
-						d.Deliver(Observation{Kind: OperationCompleted, Node: e.Key.Node, Attempt: e.Operation.Attempt,
-							Completion: Completion{Operation: e.Operation, Kind: e.Kind, Class: ClassDefinite, Message: "no capacity",
+						call := x.calls.take()
+						d.Deliver(Observation{Kind: OperationCompleted, Node: call.node, Attempt: call.operation.Attempt,
+							Completion: Completion{Operation: call.operation, Kind: call.kind, Class: ClassDefinite, Message: "no capacity",
 								RetryAfter: time.Duration(1+i*7919%n) * time.Millisecond}})
 					}
 					drive()
@@ -492,7 +502,7 @@ func BenchmarkWakeOneDue(b *testing.B) {
 			if left > 0 {
 				used += measure.CPUTime()
 			}
-			if x.effects.len() != n-left {
+			if x.calls.len() != n-left {
 				b.Fatal("not one operation for each wake")
 			}
 			b.ReportMetric(float64(used)/float64(b.N), "cpu-ns/wake")
@@ -528,7 +538,7 @@ func BenchmarkBytesPerNode(b *testing.B) {
 					for b.Loop() {
 						before := measure.Heap()
 						d := climb(b, weight.shape(1, n), true) // as under a host, which drives as soon as it can
-						d.effects = benchExecutor{}             // the driver knows its executor
+						d.provider = benchExecutor{}            // the driver knows its executor
 						b.ReportMetric(float64(measure.Heap()-before)/float64(n), "B/node")
 						runtime.KeepAlive(d)
 					}
