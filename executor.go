@@ -299,13 +299,30 @@ func (x *Executor) Running() []RunningCall {
 	defer x.mu.Unlock()
 	running := make([]RunningCall, len(x.calls))
 	for i, e := range x.calls {
-		running[i] = RunningCall{
-			Operation: e.effect.Operation, Kind: e.effect.Kind, Node: e.effect.Key.Node,
-			Since: e.effect.DispatchedAt, Expired: e.over != nil,
-		}
+		running[i] = e.running()
 	}
 	slices.SortFunc(running, func(a, b RunningCall) int { return compareOperations(a.Operation, b.Operation) })
 	return running
+}
+
+// overrunning returns the call of an attempt that has outlived its deadline and
+// has not returned, or nil.
+func (x *Executor) overrunning(attempt NodeAttemptID) *RunningCall {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	l := x.attempts.Get(uint64(attempt))
+	if l == nil || l.running == nil || l.running.over == nil {
+		return nil
+	}
+	call := l.running.running()
+	return &call
+}
+
+func (e *execution) running() RunningCall {
+	return RunningCall{
+		Operation: e.effect.Operation, Kind: e.effect.Kind, Node: e.effect.Key.Node,
+		Since: e.effect.DispatchedAt, Expired: e.over != nil,
+	}
 }
 
 // Stats returns the counters as they are now.

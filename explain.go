@@ -72,12 +72,22 @@ func (d *ClusterDriver) Explain(id LogicalNodeID, now time.Time) (Explanation, b
 	if !ok || executor == nil {
 		return e, ok
 	}
-	for _, call := range executor.Running() { // with no lock held: it is the user's
-		if call.Expired && call.Operation.Attempt == e.Attempt {
-			e.StillRunning = &call
+	e.StillRunning = overrunning(executor, e.Attempt) // with no lock held: it may be the user's
+	return e, true
+}
+
+// overrunning returns the call of an attempt that has outlived its deadline and
+// has not returned, or nil.
+func overrunning(executor EffectExecutor, attempt NodeAttemptID) *RunningCall {
+	if x, ok := executor.(*Executor); ok { // it need not list them all
+		return x.overrunning(attempt)
+	}
+	for _, call := range executor.Running() {
+		if call.Expired && call.Operation.Attempt == attempt {
+			return &call
 		}
 	}
-	return e, true
+	return nil
 }
 
 func (d *ClusterDriver) explain(id LogicalNodeID, wish *Desired, paused bool, at instant) (Explanation, bool) {
