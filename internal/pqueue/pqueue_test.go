@@ -1,6 +1,7 @@
 package pqueue
 
 import (
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -69,6 +70,31 @@ func TestProp_QueueAgreesWithASortedSlice(t *testing.T) {
 			q.Remove(least)
 		}
 		require.True(t, slices.IsSorted(drained))
+	})
+}
+
+// In a deep queue, too, a removed item leaves its place to one that may belong
+// further up or further down.
+func TestProp_DeepQueueKeepsTheOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		q := newQueue()
+		items := make([]*item, 1000)
+		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+		for i := range items {
+			items[i] = &item{id: i, key: random.IntN(len(items))}
+			q.Put(items[i])
+		}
+		for _, i := range random.Perm(len(items))[:len(items)/2] {
+			q.Remove(items[i])
+		}
+		last, left := 0, 0
+		for least, ok := q.Min(); ok; least, ok = q.Min() {
+			require.LessOrEqual(t, last, least.key)
+			last = least.key
+			left++
+			q.Remove(least)
+		}
+		require.Equal(t, len(items)/2, left)
 	})
 }
 
