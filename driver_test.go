@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"runtime"
 	"slices"
@@ -1406,6 +1407,16 @@ func TestRestartCarriesFailures(t *testing.T) {
 		require.EqualValues(t, 2, dtNode(t, d, "w-0").Attempt)
 		require.Equal(t, "v2", dtLast(t, x, CreateLease).Spec().Shape.Image)
 	}
+}
+
+// TestJournalLetsGoOfALargePass: the passes after it do not pay for it.
+func TestJournalLetsGoOfALargePass(t *testing.T) {
+	d, x := dtDriver(t, Config{Journal: io.Discard}, dtGroup("w", maxSpare+1, "v1")), &dtExecutor{}
+	dtDrive(t, d, dtStart, x)
+	require.Len(t, x.submitted, maxSpare+1)
+	require.NoError(t, d.JournalErr())
+	require.Empty(t, d.journal.touched)
+	require.LessOrEqual(t, cap(d.journal.touched), maxSpare)
 }
 
 // TestNothingIsLeftBehind: after groups and slots are gone, so is what the

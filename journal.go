@@ -36,7 +36,7 @@ type journal struct {
 	text    bytes.Buffer
 	folding bool // the pass only folds
 
-	touched map[*node]struct{} // since the last end of a pass
+	touched []*node // since the last end of a pass; some more than once
 	sums    map[*node]uint64
 	sum     uint64 // of sums, modulo 2^64
 	room    []byte // for node.sum
@@ -165,7 +165,7 @@ type journalEnd struct {
 // newJournal returns the journal of a driver that is new, and writes its first
 // line.
 func newJournal(sink journalSink, d *ClusterDriver, shape ClusterShape) *journal {
-	j := &journal{sink: sink, touched: make(map[*node]struct{}), sums: make(map[*node]uint64)}
+	j := &journal{sink: sink, sums: make(map[*node]uint64)}
 	c := &d.config
 	j.add(journalLine{Journal: &journalHead{Schema: JournalSchema, Shape: shapeText(shape), Config: journalConfig{
 		Retry: c.Retry, GroupRetry: c.GroupRetry, MaxInFlight: c.MaxInFlight, MaxNodes: c.MaxNodes,
@@ -243,7 +243,7 @@ func (j *journal) did(n *node, chosen *decision) {
 
 // end writes down what a pass has come to.
 func (j *journal) end(d *ClusterDriver, whole bool, requeueAt instant) {
-	for n := range j.touched {
+	for _, n := range j.touched {
 		j.sum -= j.sums[n]
 		if d.state.find(n.id) != n {
 			delete(j.sums, n)
@@ -254,7 +254,7 @@ func (j *journal) end(d *ClusterDriver, whole bool, requeueAt instant) {
 		j.sums[n] = sum
 		j.sum += sum
 	}
-	clear(j.touched)
+	j.touched = cleared(j.touched)
 	j.add(journalLine{End: &journalEnd{
 		Pass: d.stats.Passes, Observed: d.state.ObservedGeneration, Next: uint64(d.state.NextAttemptID),
 		Nodes: d.state.Len(), Ready: d.ready, Desired: d.working.slots,
@@ -267,7 +267,11 @@ func (j *journal) end(d *ClusterDriver, whole bool, requeueAt instant) {
 
 // touch remembers a node that changes. There is one call for each way in which
 // a node can change, so that the digest of a pass costs what changed in it.
-func (j *journal) touch(n *node) { j.touched[n] = struct{}{} }
+func (j *journal) touch(n *node) {
+	if last := len(j.touched) - 1; last < 0 || j.touched[last] != n {
+		j.touched = append(j.touched, n)
+	}
+}
 
 // sum returns a digest of everything that is observed of a node. The room is
 // the caller's, and returned to be used again.
