@@ -421,6 +421,38 @@ func BenchmarkUpdateDesired(b *testing.B) {
 			})
 		}
 	})
+	// As many groups of one node come in front of the one that is there, and go.
+	b.Run("groups", func(b *testing.B) {
+		for _, n := range benchSizes {
+			if n > 100_000 {
+				continue
+			}
+			b.Run(fmt.Sprintf("N=%d", n), func(b *testing.B) {
+				var used time.Duration
+				for b.Loop() {
+					b.StopTimer()
+					d := climb(b, benchShape(1, 1), false)
+					one, many := benchShape(2, 1), benchShape(2, 1)
+					for i := range n {
+						many.Groups = append(many.Groups, NodeGroupSpec{GroupID: NodeGroupID(fmt.Sprintf("g%06d", i)), Count: 1})
+					}
+					runtime.GC()
+					b.StartTimer()
+					start := measure.CPUTime()
+					for _, shape := range []ClusterShape{many, one} {
+						d.generation++
+						shape.Generation = d.generation
+						if err := d.UpdateDesired(shape); err != nil {
+							b.Fatal(err)
+						}
+						d.run(b, false)
+					}
+					used += measure.CPUTime() - start
+				}
+				b.ReportMetric(float64(used)/float64(b.N*n), "cpu-ns/group")
+			})
+		}
+	})
 	// An event is here the end of a destroy, the only one that each node has.
 	b.Run("to-zero-floor", func(b *testing.B) {
 		benchToZero(b, func(b *testing.B, n int) func() {

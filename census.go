@@ -60,11 +60,13 @@ type count struct {
 
 func (c *census) begin(d *ClusterDriver) *count {
 	d.world.Lock()
-	defer d.world.Unlock()
 	c.number++
 	c.taking = true
-	return &count{groups: slices.Clone(d.state.groups), copies: make([]*node, 0, min(c.stretch, d.state.Len())), state: &ClusterState{
+	s := &count{groups: slices.Clone(d.state.groups), copies: make([]*node, 0, min(c.stretch, d.state.Len())), state: &ClusterState{
 		ObservedGeneration: d.state.ObservedGeneration, NextAttemptID: d.state.NextAttemptID}}
+	d.world.Unlock()
+	s.state.addGroups(idsOf(s.groups))
+	return s
 }
 
 // next copies a stretch and reports whether there was one.
@@ -88,7 +90,7 @@ func (s *count) next(d *ClusterDriver) bool {
 	}
 	d.world.RUnlock()
 	for _, n := range s.copies {
-		s.state.add(s.state.groupFor(g.id), n)
+		s.state.add(s.state.byID[g.id], n)
 	}
 	return true
 }
@@ -99,7 +101,7 @@ func (c *census) finish(d *ClusterDriver, s *count) *ClusterState {
 	c.taking, c.saved = false, nil
 	d.world.Unlock()
 	for _, n := range saved {
-		s.state.add(s.state.groupFor(n.group.id), n)
+		s.state.add(s.state.byID[n.group.id], n)
 	}
 	return s.state
 }

@@ -115,6 +115,7 @@ type ClusterDriver struct {
 	over      []NodeAttemptID // of which the executor has not heard
 	settled   int             // nodes that are as wished, ready, with nothing pending
 	ready     int             // of those that the wish has
+	idle      int             // groups that nobody wishes for and that hold nothing
 	notes     []Event
 	times     eventTimes // nil without a hook
 	journal   *journal   // nil: none is kept
@@ -831,12 +832,12 @@ func (d *ClusterDriver) takeWish() {
 	if d.wish == d.working {
 		return
 	}
-	for _, want := range d.wish.groups {
-		if g := d.state.groupFor(want.id); g.wish.policy == nil {
+	d.state.addGroups(d.wish.groupIDs())
+	d.idle = 0
+	for _, g := range d.state.groups {
+		if g.wish.policy == nil {
 			g.wish.policy = d.policyOf(g.id)
 		}
-	}
-	for _, g := range slices.Clone(d.state.groups) {
 		old, want := g.wish.want, desiredGroup{id: g.id}
 		if wished := d.wish.group(g.id); wished != nil {
 			want = *wished
@@ -851,21 +852,29 @@ func (d *ClusterDriver) takeWish() {
 				d.heat(n)
 			} else if index < want.count {
 				d.missing = append(d.missing, slot{g, index})
+			} else {
+				d.pause.forget(slot{g, index})
 			}
 		}
-		d.dropIfEmpty(g)
+		d.countIdle(g)
 	}
-	d.pause.forgetUnwanted()
+	d.dropIdleGroups()
 	d.working = d.wish
 }
 
-// dropIfEmpty forgets a group that nobody wishes for and that holds nothing.
-func (d *ClusterDriver) dropIfEmpty(g *nodeGroup) {
-	if len(g.nodes) == 0 && g.wish.want.template == nil {
-		d.state.groups = slices.Delete(d.state.groups, g.rank, g.rank+1)
-		for rank := g.rank; rank < len(d.state.groups); rank++ {
-			d.state.groups[rank].rank = rank
-		}
+// countIdle counts a group that nobody wishes for any more and that holds nothing.
+func (d *ClusterDriver) countIdle(g *nodeGroup) {
+	if g.idle() {
+		d.idle++
+	}
+}
+
+// dropIdleGroups forgets idle groups once they are one in sixteen: it looks at
+// all of them.
+func (d *ClusterDriver) dropIdleGroups() {
+	if d.idle > 0 && d.idle >= len(d.state.groups)/16 {
+		d.state.dropIdleGroups()
+		d.idle = 0
 	}
 }
 
@@ -1081,7 +1090,7 @@ func (d *ClusterDriver) apply(steps []step, at instant) (effects []dispatch, ove
 			d.deadlines.Remove(n) // it counts for nothing any more and is in no other queue
 			delete(d.pause.nodes, n)
 			d.state.remove(n)
-			d.dropIfEmpty(n.group)
+			d.countIdle(n.group)
 			d.note(Event{Kind: EventReaped, At: at.time(), Node: n.id, Attempt: n.attempt})
 			d.journalStep(n, s)
 			continue // there is nothing left to look at again
@@ -1097,6 +1106,7 @@ func (d *ClusterDriver) apply(steps []step, at instant) (effects []dispatch, ove
 		d.noteChanges(n, before, at)
 		d.settle(n, decide(n, s.group.wish.want.wants(s.index), at), at)
 	}
+	d.dropIdleGroups()
 	d.effects = effects
 	return effects, over
 }

@@ -1409,6 +1409,30 @@ func TestRestartCarriesFailures(t *testing.T) {
 	}
 }
 
+// TestIdleGroupsGoTogether: of many groups a few that nobody needs stay, because
+// to forget one is to look at all, and one that comes back is there again.
+func TestIdleGroupsGoTogether(t *testing.T) {
+	groups := make([]NodeGroupSpec, 64)
+	for i := range groups {
+		groups[i] = dtGroup(NodeGroupID(fmt.Sprintf("g%02d", i)), 1, "v1")
+	}
+	d, x := dtDriver(t, Config{}, groups...), &dtExecutor{}
+	dtWorks(d, x)
+	dtDrive(t, d, dtStart, x)
+	for i, step := range []struct {
+		wish []NodeGroupSpec
+		left int
+	}{{groups[3:], 64}, {groups[2:], 64}, {groups, 64}, {groups[1:], 64}, {groups[10:], 54}, {groups, 64}, {nil, 0}} {
+		generation := uint64(2 + i)
+		require.NoError(t, d.UpdateDesired(dtShape(generation, step.wish...)))
+		dtDrive(t, d, dtStart, x)
+		require.True(t, d.Converged(generation))
+		require.Len(t, d.state.groups, step.left)
+		require.Equal(t, len(step.wish), d.Snapshot().Len())
+		dtCheckLaw(t, d)
+	}
+}
+
 // TestJournalLetsGoOfALargePass: the passes after it do not pay for it.
 func TestJournalLetsGoOfALargePass(t *testing.T) {
 	d, x := dtDriver(t, Config{Journal: io.Discard}, dtGroup("w", maxSpare+1, "v1")), &dtExecutor{}

@@ -12,8 +12,8 @@ import (
 )
 
 // The identifiers of the library are distinct string types, so that a lease
-// cannot be passed where a session is meant. None of them is ever parsed: what
-// a name is made of is also kept as fields.
+// cannot be passed where a session is meant. None but the name of a slot is ever
+// parsed, and what that is made of is also kept as fields.
 type (
 	// RunID names one driver life. Two runs never share resources, so a
 	// RunID must not be used again unless [Config.FirstAttempt] lies above

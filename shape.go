@@ -332,6 +332,16 @@ func (d *Desired) All() iter.Seq[LogicalNodeSpec] {
 	}
 }
 
+func (d *Desired) groupIDs() iter.Seq[NodeGroupID] {
+	return func(yield func(NodeGroupID) bool) {
+		for i := range d.groups {
+			if !yield(d.groups[i].id) {
+				return
+			}
+		}
+	}
+}
+
 // group returns the desired group of that name, or nil.
 func (d *Desired) group(id NodeGroupID) *desiredGroup {
 	i, found := slices.BinarySearchFunc(d.groups, id, func(g desiredGroup, id NodeGroupID) int { return cmp.Compare(g.id, id) })

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -172,8 +173,9 @@ type ClusterState struct {
 	// NextAttemptID is the next attempt to be given out.
 	NextAttemptID NodeAttemptID
 
-	groups []*nodeGroup // by ID
-	size   int          // nodes
+	groups []*nodeGroup // in the order of their IDs
+	byID   map[NodeGroupID]*nodeGroup
+	size   int // nodes
 }
 
 // nodeGroup keeps the nodes of a group in the order of their indices.
@@ -280,7 +282,8 @@ func (n *node) pendingID() OperationID {
 // being deleted; it then takes facts, and stage, ready and counts stay.
 func (n *node) growing() bool { return n.intent == Active && n.stage != StageFailed }
 
-// maxIndex bounds a slot index, so that a document cannot ask for memory.
+// maxIndex bounds a slot index, and the slots of a document in all, so that it
+// cannot ask for more memory than 128 MiB beside its own.
 const (
 	maxIndex       = 1 << 24
 	maxIndexDigits = len("16777215")
@@ -292,19 +295,34 @@ var ErrInvalidState = errors.New("provisioning: invalid cluster state")
 // NewClusterState builds a state from nodes in any order, for tests and tools.
 // It refuses what a state cannot express (a name that is not group and index,
 // a slot given twice, a pending operation of another attempt, a time outside
-// 1900 to 2191); whether the state makes sense is for [ClusterState.Check].
+// 1900 to 2191, more than 2^24 slots, those without a node below the highest
+// index of their group included); whether the state makes sense is for [ClusterState.Check].
 func NewClusterState(observedGeneration uint64, next NodeAttemptID, nodes ...ManagedNode) (*ClusterState, error) {
 	s := &ClusterState{ObservedGeneration: observedGeneration, NextAttemptID: next}
 	templates := make(map[[32]byte]*template)
+	imported := make([]*node, len(nodes))
+	rooms := make(map[NodeGroupID]int) // for how many slots
 	for i := range nodes {
 		n, err := importNode(&nodes[i], templates)
 		if err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", ErrInvalidState, nodes[i].Record.Node, err)
 		}
+		imported[i] = n
+		rooms[nodes[i].Record.Group] = max(rooms[nodes[i].Record.Group], int(n.index)+1)
+	}
+	room := 0
+	for _, slots := range rooms {
+		room += slots
+	}
+	if room > maxIndex {
+		return nil, fmt.Errorf("%w: the slots of all groups, up to the highest index of each, are %d, more than %d", ErrInvalidState, room, maxIndex)
+	}
+	s.addGroups(maps.Keys(rooms))
+	for i, n := range imported {
 		if s.find(n.id) != nil {
 			return nil, fmt.Errorf("%w: slot %s is there twice", ErrInvalidState, n.id)
 		}
-		s.add(s.groupFor(nodes[i].Record.Group), n)
+		s.add(s.byID[nodes[i].Record.Group], n)
 	}
 	return s, nil
 }
@@ -312,17 +330,16 @@ func NewClusterState(observedGeneration uint64, next NodeAttemptID, nodes ...Man
 // Len returns the number of nodes.
 func (s *ClusterState) Len() int { return s.size }
 
-// find returns the node of that name, or nil. There is no map of names to keep.
+// find returns the node of that name, or nil.
 func (s *ClusterState) find(id LogicalNodeID) *node {
 	group, index, ok := id.split()
 	if !ok {
 		return nil
 	}
-	i, found := s.findGroup(group)
-	if !found {
-		return nil
+	if g := s.byID[group]; g != nil {
+		return g.at(index)
 	}
-	return s.groups[i].at(index)
+	return nil
 }
 
 // Node returns the node of that name.
@@ -348,13 +365,9 @@ func (s *ClusterState) All() iter.Seq[ManagedNode] {
 // Clone returns a copy that shares nothing that is ever written.
 func (s *ClusterState) Clone() *ClusterState {
 	c := &ClusterState{ObservedGeneration: s.ObservedGeneration, NextAttemptID: s.NextAttemptID}
-	for _, g := range s.groups {
-		copied := c.groupFor(g.id)
-		for _, n := range g.nodes {
-			if n != nil {
-				c.add(copied, n.clone())
-			}
-		}
+	c.addGroups(idsOf(s.groups))
+	for n := range s.inOrder() {
+		c.add(c.byID[n.group.id], n.clone())
 	}
 	return c
 }
@@ -389,20 +402,53 @@ func (s *ClusterState) inOrder() iter.Seq[*node] {
 	}
 }
 
-func (s *ClusterState) findGroup(id NodeGroupID) (int, bool) {
-	return slices.BinarySearchFunc(s.groups, id, func(g *nodeGroup, id NodeGroupID) int { return cmp.Compare(g.id, id) })
+// addGroups makes those of the groups that are missing.
+func (s *ClusterState) addGroups(ids iter.Seq[NodeGroupID]) {
+	before := len(s.groups)
+	for id := range ids {
+		if s.byID[id] != nil {
+			continue
+		}
+		if s.byID == nil {
+			s.byID = make(map[NodeGroupID]*nodeGroup)
+		}
+		g := &nodeGroup{id: id}
+		s.byID[id] = g
+		s.groups = append(s.groups, g)
+	}
+	if len(s.groups) > before {
+		slices.SortFunc(s.groups, func(a, b *nodeGroup) int { return cmp.Compare(a.id, b.id) })
+		s.rankGroups()
+	}
 }
 
-// groupFor returns the group of that name and makes it where it is missing.
-func (s *ClusterState) groupFor(id NodeGroupID) *nodeGroup {
-	i, found := s.findGroup(id)
-	if !found {
-		s.groups = slices.Insert(s.groups, i, &nodeGroup{id: id})
-		for rank := i; rank < len(s.groups); rank++ {
-			s.groups[rank].rank = rank
+// dropIdleGroups forgets the groups that nobody wishes for and that hold nothing.
+func (s *ClusterState) dropIdleGroups() {
+	s.groups = slices.DeleteFunc(s.groups, func(g *nodeGroup) bool {
+		if g.idle() {
+			delete(s.byID, g.id)
+		}
+		return g.idle()
+	})
+	s.rankGroups()
+}
+
+func (s *ClusterState) rankGroups() {
+	for rank, g := range s.groups {
+		g.rank = rank
+	}
+}
+
+func (g *nodeGroup) idle() bool { return len(g.nodes) == 0 && g.wish.want.template == nil }
+
+func idsOf(groups []*nodeGroup) iter.Seq[NodeGroupID] {
+	return func(yield func(NodeGroupID) bool) {
+		for _, g := range groups {
+			if !yield(g.id) {
+				return
+			}
 		}
 	}
-	return s.groups[i]
 }
 
 func (s *ClusterState) add(g *nodeGroup, n *node) {

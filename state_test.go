@@ -454,6 +454,23 @@ type slotName struct {
 	index int
 }
 
+// TestStateOfManyGroups: a state makes its groups in order, whatever the order of
+// the nodes, and has room for so many slots in all.
+func TestStateOfManyGroups(t *testing.T) {
+	s := ftState(t, ftMove(ftNode(), "c", 0, 1), ftMove(ftNode(), "a", 1, 2), ftMove(ftNode(), "b", 0, 3), ftMove(ftNode(), "a", 0, 4))
+	require.Equal(t, []NodeGroupID{"a", "b", "c"}, slices.Collect(idsOf(s.groups)))
+	for rank, g := range s.groups {
+		require.Equal(t, rank, g.rank)
+		require.Same(t, g, s.group(g.id))
+	}
+
+	_, err := NewClusterState(1, 9, ftMove(ftNode(), "a", maxIndex-2, 1), ftMove(ftNode(), "b", 0, 2))
+	require.NoError(t, err)
+	_, err = NewClusterState(1, 9, ftMove(ftNode(), "a", maxIndex-2, 1), ftMove(ftNode(), "b", 1, 2))
+	require.ErrorIs(t, err, ErrInvalidState)
+	require.ErrorContains(t, err, "are 16777217, more than 16777216")
+}
+
 func TestStateRemoveLetsGoOfTheRoom(t *testing.T) {
 	s := ftState(t, ftMove(ftNode(), "w", 0, 1), ftMove(ftNode(), "w", 1, 2), ftMove(ftNode(), "w", 7, 3))
 	g := s.group("w")
@@ -756,11 +773,12 @@ func TestStateNames(t *testing.T) {
 }
 
 // group returns the group of that name, or nil.
-func (s *ClusterState) group(id NodeGroupID) *nodeGroup {
-	if i, found := s.findGroup(id); found {
-		return s.groups[i]
-	}
-	return nil
+func (s *ClusterState) group(id NodeGroupID) *nodeGroup { return s.byID[id] }
+
+// groupFor returns the group of that name and makes it where it is missing.
+func (s *ClusterState) groupFor(id NodeGroupID) *nodeGroup {
+	s.addGroups(slices.Values([]NodeGroupID{id}))
+	return s.byID[id]
 }
 
 // Whoever writes to the shared trouble writes to every node that has none.

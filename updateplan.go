@@ -134,8 +134,8 @@ func (d *ClusterDriver) PlanUpdate(shape ClusterShape, now time.Time) (UpdatePla
 		}
 		id := cmp.Or(want.id, old.id)
 		nodes := &nodeGroup{id: id}
-		if i, found := d.state.findGroup(id); found {
-			nodes = d.state.groups[i]
+		if g := d.state.byID[id]; g != nil {
+			nodes = g
 		}
 		var differs difference
 		for index := from; index < to; index++ {
