@@ -115,6 +115,7 @@ type ClusterDriver struct {
 	over      []NodeAttemptID // of which the executor has not heard
 	settled   int             // nodes that are as wished, ready, with nothing pending
 	ready     int             // of those that the wish has
+	held      int             // nodes that hold a machine, or may
 	idle      int             // groups that nobody wishes for and that hold nothing
 	notes     []Event
 	times     eventTimes // nil without a hook
@@ -138,6 +139,7 @@ type standing struct {
 	hot        bool // to be decided in the next pass
 	settled    bool // counted in ClusterDriver.settled
 	counted    bool // counted in ClusterDriver.ready
+	costs      bool // counted in ClusterDriver.held
 	holdsPlace bool
 	class      placeClass
 }
@@ -1217,7 +1219,7 @@ func (d *ClusterDriver) takeAnswers(refused []dispatch, reasons []error, queued 
 }
 
 // settle brings up to date what the driver keeps about a node: whether a pause
-// holds it back, when it wakes, and whether it counts as converged and as ready.
+// holds it back, when it wakes, and whether it counts as converged, ready and held.
 func (d *ClusterDriver) settle(n *node, now decision, at instant) {
 	want := n.group.wish.want.wants(int(n.index))
 	held := d.pause.halted && now.grows(n, want)
@@ -1238,6 +1240,7 @@ func (d *ClusterDriver) settle(n *node, now decision, at instant) {
 	}
 	d.settled += recount(&n.settled, now.Number == ruleSteady)
 	d.ready += recount(&n.counted, n.ready && sameTemplate(n.template, want))
+	d.held += recount(&n.costs, n.lease != "" || n.unresolved())
 }
 
 // recount sets a mark and returns how its count changes.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -476,7 +477,7 @@ type HostStatus struct {
 // Status returns a summary.
 func (h *Host) Status() HostStatus {
 	s := HostStatus{Generation: h.driver.Generation(), Observed: h.driver.ObservedGeneration(),
-		Held: len(h.Held()), Driver: h.driver.Stats(), Executor: h.executor.Stats()}
+		Held: h.driver.heldCount(), Driver: h.driver.Stats(), Executor: h.executor.Stats()}
 	s.Converged = h.driver.Converged(s.Generation)
 	s.Ready, s.Desired = h.driver.Progress()
 	s.RequeueAt, _ = h.driver.RequeueAt()
@@ -509,20 +510,28 @@ func (s HeldSlot) String() string {
 }
 
 // Held returns the slots that hold a lease or an unresolved create, in slot
-// order.
+// order. It looks at every slot; how many they are, [Host.Status] knows.
 func (d *ClusterDriver) Held() []HeldSlot {
 	d.world.RLock()
 	defer d.world.RUnlock()
-	var held []HeldSlot
+	held := slices.Grow([]HeldSlot(nil), d.held)
 	for n := range d.state.inOrder() {
-		unresolved := n.ambiguous == CreateLease || n.pending == CreateLease
-		if n.lease != "" || unresolved {
+		if n.lease != "" || n.unresolved() {
 			held = append(held, HeldSlot{Key: ExternalKey{Run: n.template.run, Node: n.id, Attempt: n.attempt},
-				Lease: n.lease, Unresolved: unresolved})
+				Lease: n.lease, Unresolved: n.unresolved()})
 		}
 	}
 	return held
 }
+
+func (d *ClusterDriver) heldCount() int {
+	d.world.RLock()
+	defer d.world.RUnlock()
+	return d.held
+}
+
+// unresolved: a create is in flight, or nobody knows what came of one.
+func (n *node) unresolved() bool { return n.ambiguous == CreateLease || n.pending == CreateLease }
 
 // HeldError says what is still held when a host stops.
 type HeldError struct {

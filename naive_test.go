@@ -442,6 +442,7 @@ func dtCheckLaw(t require.TestingT, d *ClusterDriver) {
 	require.LessOrEqual(t, taken, pending)
 	require.Equal(t, settled, d.settled)
 	require.Equal(t, ready, d.ready)
+	require.Len(t, d.Held(), d.heldCount())
 	require.Equal(t, wake, d.requeueAt)
 	if d.capacity.limit > 0 {
 		require.LessOrEqual(t, taken, d.capacity.limit)
