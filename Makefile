@@ -76,7 +76,7 @@ fuzz: ## run every fuzz target for FUZZTIME (10s)
 	@for package in $$($(GO) list ./...); do \
 		for target in $$($(GO) test -list '^Fuzz' "$$package" | grep '^Fuzz' || true); do \
 			echo "== $$package $$target"; \
-			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "$$package"; \
+			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 2s "$$package"; \
 		done; \
 	done
 

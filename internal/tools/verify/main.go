@@ -167,7 +167,7 @@ func arguments(s step, seed uint64) []string {
 		return append([]string{"run", s.program[0], "-seed", strconv.FormatUint(seed, 10)}, s.program[1:]...)
 	}
 	if s.fuzz > 0 { // what it finds it writes under testdata/fuzz
-		return []string{"test", "-run", "^$", "-fuzz", "^" + s.run + "$", "-fuzztime", s.fuzz.String(), "-timeout", s.timeout.String(), s.pkg}
+		return []string{"test", "-run", "^$", "-fuzz", "^" + s.run + "$", "-fuzztime", s.fuzz.String(), "-fuzzminimizetime", "2s", "-timeout", s.timeout.String(), s.pkg}
 	}
 	args := []string{"test", "-v", "-count=1", "-timeout", s.timeout.String(), "-run", s.run}
 	if s.race {
