@@ -251,7 +251,7 @@ func TestBenchmarksRun(t *testing.T) {
 		"EventOneAtATime": BenchmarkEventOneAtATime, "ConvergeBatched": BenchmarkConvergeBatched,
 		"SettledFullPass": BenchmarkSettledFullPass, "SettledDrive": BenchmarkSettledDrive,
 		"WakeOneDue": BenchmarkWakeOneDue, "ScheduleOverhead": BenchmarkScheduleOverhead,
-		"UpdateDesired": BenchmarkUpdateDesired, "Converged": BenchmarkConverged,
+		"UpdateDesired": BenchmarkUpdateDesired, "Converged": BenchmarkConverged, "Snapshot": BenchmarkSnapshot,
 		"BytesPerNode": BenchmarkBytesPerNode, "ChurnBounded": BenchmarkChurnBounded,
 		"ExecutorPath": BenchmarkExecutorPath, "Herd": BenchmarkHerd,
 	} {

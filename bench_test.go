@@ -359,6 +359,37 @@ func BenchmarkSettledDrive(b *testing.B) {
 	})
 }
 
+// BenchmarkSnapshot copies a settled cluster and says how long it kept the state
+// locked at a time, at most, with what it did right after the lock.
+func BenchmarkSnapshot(b *testing.B) {
+	for _, n := range benchSizes {
+		b.Run(fmt.Sprintf("N=%d", n), func(b *testing.B) {
+			d := settledDriver(b, n)
+			var used, longest time.Duration
+			timed := func(f func()) {
+				start := measure.CPUTime()
+				f()
+				took := measure.CPUTime() - start
+				used, longest = used+took, max(longest, took)
+			}
+			for b.Loop() {
+				var count *count
+				timed(func() { count = d.census.begin(d.ClusterDriver) })
+				for more := true; more; {
+					timed(func() { more = count.next(d.ClusterDriver) })
+				}
+				timed(func() {
+					if d.census.finish(d.ClusterDriver, count).Len() != n {
+						b.Fatal("not all")
+					}
+				})
+			}
+			b.ReportMetric(float64(used)/float64(b.N*n), "cpu-ns/node")
+			b.ReportMetric(float64(longest)/float64(time.Millisecond), "longest-ms")
+		})
+	}
+}
+
 func BenchmarkConverged(b *testing.B) {
 	benchEach(b, "call", func(b *testing.B, d *benchDriver) int {
 		if !d.Converged(d.generation) {

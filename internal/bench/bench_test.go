@@ -154,6 +154,7 @@ func TestMustsOfMadeUpRounds(t *testing.T) {
 		r[point{"UpdateDesired/one-more", n}] = metrics{perUpdate: 900}
 		r[point{"UpdateDesired/to-zero-floor", n}] = metrics{perEvent: 100}
 		r[point{"UpdateDesired/to-zero", n}] = metrics{perEvent: 300}
+		r[point{"Snapshot", n}] = metrics{perNode: 500, "longest-ms": 4}
 		r[point{"Converged", n}] = metrics{"cpu-ns/call": 7}
 		r[point{"BytesPerNode/small", n}] = metrics{"B/node": 480, "peak-B": 1e9}
 		r[point{"BytesPerNode/rich", n}] = metrics{"B/node": 490, "peak-B": 1.1e9}
@@ -176,6 +177,7 @@ func TestMustsOfMadeUpRounds(t *testing.T) {
 		"EventOneAtATime: exponent of ns/event":                                    0,
 		"EventOneAtATime: naive / ours at 1000":                                    2000,
 		"UpdateDesired: to zero, ours / floor at 1000000":                          3,
+		"Snapshot: ms that events wait at a time at 1000000":                       4,
 		"BytesPerNode: peak RSS in GB at 1000000":                                  1.1,
 		"BytesPerNode: rich / small at 100000":                                     490.0 / 480,
 		"ExecutorPath: inline, ns an operation on top at 100000":                   200.0 * 5 / 3,

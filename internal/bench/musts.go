@@ -100,6 +100,7 @@ func scaleMusts(sizes []int) []must {
 	for _, n := range sizes {
 		atMost("Converged", fmt.Sprintf("ns at %d", n), 50, value("Converged", n, "cpu-ns/call"))
 	}
+	atMost("Snapshot", fmt.Sprintf("ms that events wait at a time at %d", largest), 50, value("Snapshot", largest, "longest-ms"))
 	for _, n := range memorySizes(sizes) {
 		atMost("BytesPerNode", fmt.Sprintf("bytes, small specs at %d", n), 500, value("BytesPerNode/small", n, "B/node"))
 		atMost("BytesPerNode", fmt.Sprintf("bytes, rich specs at %d", n), 500, value("BytesPerNode/rich", n, "B/node"))

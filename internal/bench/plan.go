@@ -53,7 +53,7 @@ func scalePlan(sizes []int) (plan []child) {
 		}
 		plan = append(plan,
 			// A settled cluster for each of these two, and all that is asked of it.
-			child{binary: ours, pattern: fmt.Sprintf("^Benchmark(SettledFullPass|SettledDrive|ScheduleOverhead|Converged)$/^N=%d$", n)},
+			child{binary: ours, pattern: fmt.Sprintf("^Benchmark(SettledFullPass|SettledDrive|Snapshot|ScheduleOverhead|Converged)$/^N=%d$", n)},
 			child{binary: ours, pattern: fmt.Sprintf("^BenchmarkUpdateDesired$/^(same|one-more|groups|to-zero)$/^N=%d$", n)},
 			child{binary: ours, pattern: fmt.Sprintf("^BenchmarkUpdateDesired$/^to-zero-floor$/^N=%d$", n)},
 			child{binary: ours, pattern: fmt.Sprintf("^BenchmarkWakeOneDue$/^N=%d$", n)},
