@@ -138,6 +138,7 @@ func TestPauseEndsAnOvertakenCall(t *testing.T) {
 	require.True(t, dtNode(t, s.d, "w-0").Record.Ready)
 	s.d.Pause()
 	s.update(dtGroup("w", 1, "v2"))
+	s.drive() // the replacement is held back
 	at, some := s.d.RequeueAt()
 	require.True(t, some)
 	require.True(t, at.Equal(s.now.Add(DefaultOperationTimeout)))
