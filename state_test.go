@@ -516,8 +516,8 @@ func TestStateSharesNothingMutable(t *testing.T) {
 	}{{"the clone", s.Clone(), s}, {"the original", s, clone}} {
 		a, b, direction := pair.spoil, pair.keep, pair.spoilt+" is spoilt"
 		n := a.find("w-0")
+		n.held[0].Swactor = "spoilt" // in place, as a full list is written when its oldest gives way
 		n.hold(Observation{Kind: BootstrapFailed, Session: ftSession})
-		n.held[0].Swactor = "spoilt"
 		n.beginDelete()
 		n.record(CancelBootstrap, false, ftPolicy(), 1)
 		n.markDestroyed(9)
