@@ -996,6 +996,37 @@ func TestExecutorCloseWaitsForDeliver(t *testing.T) {
 	})
 }
 
+// Nor does another Close return before the first has delivered what it ends,
+// though by then no call runs.
+func TestExecutorCloseWaitsForAnotherClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hold := make(chan struct{})
+		x, err := NewExecutor(&scriptedBackend{script: func(ctx context.Context, _ any) (scriptedAnswer, error) {
+			<-ctx.Done()
+			return scriptedAnswer{}, ctx.Err()
+		}}, ExecutorConfig{Deliver: func(o Observation) {
+			if o.Completion.Class == ClassNotStarted {
+				<-hold
+			}
+		}})
+		require.NoError(t, err)
+		submit(t, x, false, executorEffect(1, 1, CreateLease))
+		synctest.Wait()
+		submit(t, x, true, executorEffect(1, 2, DestroyLease))
+		closed := make(chan error, 2)
+		for range cap(closed) {
+			go func() { closed <- x.Close(context.Background()) }()
+			synctest.Wait()
+			require.Empty(t, x.Running())
+			require.Empty(t, closed)
+		}
+		close(hold)
+		for range cap(closed) {
+			require.NoError(t, <-closed)
+		}
+	})
+}
+
 // A thousand creates ignore their ctx, expire, and return much later.
 func TestLateAnswersLeaveNoGoroutine(t *testing.T) {
 	const calls = 1000
