@@ -261,5 +261,5 @@ func TestProp_G10SlotsAreIndependent(t *testing.T) {
 		require.Equal(t, 100+begun, all.state.NextAttemptID)
 		require.NoError(t, all.state.Check())
 	})
-	verify.AtLeast(t, "passes of a slot among others and alone", compared, exIf(verify.Full(), 50_000))
+	verify.AtLeast(t, "passes of a slot among others and alone", compared, verify.Target(50_000, 0))
 }

@@ -25,6 +25,15 @@ func Full() bool { return *full }
 // in every run but those of `make verify`.
 func Seed() uint64 { return *seed }
 
+// Target is what a figure must reach: one number in the full form of a test,
+// another in its short form.
+func Target[N int | uint64 | float64](full, short N) N {
+	if Full() {
+		return full
+	}
+	return short
+}
+
 // Checks makes rapid check a property n times in its short form, unless the
 // command line says how often. A full form is told by its step of make verify.
 func Checks(t testing.TB, n int) {
