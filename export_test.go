@@ -1,6 +1,11 @@
 package provisioning
 
-import "time"
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"time"
+)
 
 // For tests outside the package, which can import fakebackend.
 
@@ -11,6 +16,33 @@ func NewDriverFrom(state *ClusterState, shape ClusterShape, config Config) (*Clu
 
 // FoldOnly is foldOnly.
 func (d *ClusterDriver) FoldOnly(now time.Time) error { return d.foldOnly(now) }
+
+// FoldEach folds what waits in the inbox, but for the last so many, into a copy of
+// the state, as the pass that comes next will, and shows the copy after every
+// single fold that has changed something.
+func (d *ClusterDriver) FoldEach(now time.Time, but int, look func(*ClusterState) error) error {
+	waiting := slices.Concat(d.inbox.blocks...)
+	waiting = waiting[:max(0, len(waiting)-but)]
+	if len(waiting) == 0 {
+		return nil
+	}
+	state, at := d.state.Clone(), d.tickAt(now)
+	for _, o := range waiting {
+		n := state.find(o.Node)
+		if n == nil {
+			continue
+		}
+		was := n.clone()
+		n.fold(&o, d.state.find(o.Node).group.wish.policy, at)
+		if reflect.DeepEqual(was, n.clone()) {
+			continue
+		}
+		if err := look(state); err != nil {
+			return fmt.Errorf("folding %v of %s#%d: %w", o.Kind, o.Node, o.Attempt, err)
+		}
+	}
+	return nil
+}
 
 // ExhaustiveScenarios writes the ways to worlds of the exhaustive search as
 // scenarios: at least n of them, if there are so many, spread over all with at most so many faults that

@@ -106,6 +106,43 @@ func TestEveryPossibleCellIsReached(t *testing.T) {
 	}
 }
 
+// TestEveryFoldIsLookedAt: of what one pass folds, each fold by itself is, and
+// what is wrong in between is found.
+func TestEveryFoldIsLookedAt(t *testing.T) {
+	for _, c := range []struct {
+		spoilt int // which of the folds shows a state that cannot be; 0: none
+		want   int // folds that are looked at
+	}{{0, 3}, {1, 1}, {2, 2}, {3, 3}} {
+		looked, spoilt := 0, 0
+		each := func(d *provisioning.ClusterDriver, now time.Time, but int, look func(*provisioning.ClusterState) error) error {
+			return d.FoldEach(now, but, func(state *provisioning.ClusterState) error {
+				if looked++; looked == spoilt {
+					state = state.Clone()
+					state.NextAttemptID = 0
+				}
+				return look(state)
+			})
+		}
+		w, err := trace.Play(trace.Trace{
+			Config: trace.Config{ManualBootstrap: true, ManualDrive: true, FoldEach: each},
+			First:  []trace.Group{{ID: "w", Count: 1, Image: "a"}},
+			Steps: []trace.Step{{Kind: trace.Trigger}, {Kind: trace.Drive},
+				{Kind: trace.Event, Slot: "w-0", Event: trace.EventWord{Kind: provisioning.BootstrapProgress, Stage: provisioning.BootstrapStageSSHReady}},
+				{Kind: trace.Event, Slot: "w-0", Event: trace.EventWord{Kind: provisioning.SwactorJoined}},
+				{Kind: trace.Event, Slot: "w-0", Event: trace.EventWord{Kind: provisioning.NodeLost}},
+				{Kind: trace.Event, Slot: "w-0", Event: trace.EventWord{Kind: provisioning.NodeLost}}, // nothing new
+			},
+		}, nil)
+		require.NoError(t, err)
+		before := w.Folds()
+		looked, spoilt = 0, c.spoilt
+		err = w.Step(trace.Step{Kind: trace.Pass})
+		require.Equal(t, c.spoilt > 0, err != nil, "%+v: %v", c, err)
+		require.Equal(t, c.want, w.Folds()-before, "%+v", c)
+		require.NoError(t, w.Close())
+	}
+}
+
 // rtCertain are the cells that no thousand traces miss: each has been seen in
 // more than one of thirty. The others are what Aim steps go for.
 var rtCertain = map[provisioning.OperationKind]map[trace.Result][]string{
@@ -150,7 +187,8 @@ func rtIsCertain(c trace.Cell) bool {
 // rtSeen is what the traces of a run went through.
 type rtSeen struct {
 	traces, steps, longest int
-	alone                  int // traces whose observations were folded one by one
+	alone                  int // traces whose observations were folded outside of passes too
+	folds                  int // that were looked at, each by itself
 	harmless               int // traces compared with themselves without trouble
 	kinds                  map[trace.Kind]int
 	words                  map[string]int // of events and outcomes
@@ -164,6 +202,7 @@ func rtNewSeen() rtSeen {
 
 func (s *rtSeen) add(tr trace.Trace, w *trace.World) {
 	s.traces++
+	s.folds += w.Folds()
 	s.steps += len(tr.Steps)
 	s.longest = max(s.longest, len(tr.Steps))
 	if tr.Config.FoldOnly != nil {
@@ -191,9 +230,9 @@ func (s *rtSeen) add(tr trace.Trace, w *trace.World) {
 
 // report holds the run to what it has to have gone through.
 func (s *rtSeen) report(t *testing.T) {
-	traces, least, wanted := 1000, 1, rtIsCertain
+	traces, least, wanted := verify.Target(20_000, 1000), verify.Target(100, 1), rtIsCertain
 	if verify.Full() {
-		traces, least, wanted = 20_000, 100, func(trace.Cell) bool { return true }
+		wanted = func(trace.Cell) bool { return true }
 	} else if s.traces < traces { // as many as there were asked for
 		traces, wanted = 0, func(trace.Cell) bool { return false }
 	}
@@ -204,8 +243,9 @@ func (s *rtSeen) report(t *testing.T) {
 	verify.AtLeast(t, "random traces, each to its end in two fair ways", s.traces, traces)
 	verify.Note(t, "events in them", s.steps)
 	verify.Exactly(t, "events of the longest", s.longest, trace.MaxSteps)
-	verify.AtLeast(t, "traces looked at after every single fold", s.alone, s.traces/4)
-	verify.AtLeast(t, "traces compared with themselves without trouble", s.harmless, s.traces/10)
+	verify.AtLeast(t, "single folds that were looked at", s.folds, verify.Target(1_000_000, 50_000))
+	verify.AtLeast(t, "traces that fold outside of passes too", s.alone, verify.Target(5000, 250))
+	verify.AtLeast(t, "traces compared with themselves without trouble", s.harmless, verify.Target(2000, 100))
 	verify.Note(t, "machines bought, and given back", s.bought)
 	verify.Exactly(t, "kinds of steps", len(s.kinds), trace.Kinds)
 	verify.Exactly(t, "kinds of events and outcomes", len(s.words), rtWords)
@@ -250,7 +290,7 @@ func (s *rtSeen) reportCells(t *testing.T, least int, wanted func(trace.Cell) bo
 }
 
 // TestProp_RandomTraces: whatever happens, everything that the world knows to
-// ask is true after every fold and after every pass; and once the trouble stops
+// ask is true after every fold of what was delivered and after every pass; and once the trouble stops
 // the cluster becomes what was wished for last and stays it, whether each report
 // then comes once or again and again.
 //
@@ -296,7 +336,7 @@ func TestProp_RandomStories(t *testing.T) {
 // rtPlay draws a trace and plays it to its two ends, and without its trouble if
 // that is harmless.
 func rtPlay(t *rapid.T, o trace.Options, seen *rtSeen) {
-	o.FoldOnly = (*provisioning.ClusterDriver).FoldOnly
+	o.FoldOnly, o.FoldEach = (*provisioning.ClusterDriver).FoldOnly, (*provisioning.ClusterDriver).FoldEach
 	o.Harmless = rapid.IntRange(0, 4).Draw(t, "harmless") == 4
 	tr := trace.Draw(t, o)
 	once := ptPlay(t, tr, nil, (*trace.World).Tail)

@@ -37,6 +37,8 @@ type Options struct {
 	Aims []Cell
 	// FoldOnly is Config.FoldOnly of some traces; nil: of none.
 	FoldOnly func(*provisioning.ClusterDriver, time.Time) error
+	// FoldEach is Config.FoldEach of all of them.
+	FoldEach func(*provisioning.ClusterDriver, time.Time, int, func(*provisioning.ClusterState) error) error
 	// MaxInFlight is the largest cap to draw; 0 means 3, negative none at all.
 	MaxInFlight int
 }
@@ -287,6 +289,7 @@ func drawConfig(t *rapid.T, o Options) Config {
 	if !o.AutoDrive {
 		c.ManualDrive = rapid.Bool().Draw(t, "manual drive")
 	}
+	c.FoldEach = o.FoldEach
 	if o.FoldOnly != nil && rapid.Bool().Draw(t, "fold alone") {
 		c.FoldOnly = o.FoldOnly
 	}

@@ -54,10 +54,14 @@ type Config struct {
 	// is followed by passes until nothing is left to do.
 	ManualDrive bool
 	// FoldOnly, if not nil, folds what was delivered and does nothing else. It
-	// is called for each observation by itself, and what must be true is asked
-	// after each. Else an observation is folded by the pass that follows it,
-	// with all others, and seen when that is over.
+	// is called for each observation by itself. Else an observation is folded
+	// by the pass that follows it, with all others.
 	FoldOnly func(*provisioning.ClusterDriver, time.Time) error
+	// FoldEach, if not nil, folds what was delivered, but for the last so many,
+	// one by one into a copy of the state, and shows it after each. What must be
+	// true is asked there, for nobody sees what a pass, or FoldOnly where more
+	// than one waits, folds in between.
+	FoldEach func(*provisioning.ClusterDriver, time.Time, int, func(*provisioning.ClusterState) error) error
 	// Journal is the driver's; nil: none.
 	Journal io.Writer
 }

@@ -39,6 +39,7 @@ type World struct {
 	working  wish // that the last pass began with
 	halted   bool // the pass goes by a pause, or the last one did
 	inPass   bool
+	folds    int       // looked at
 	breaking int       // the executor panics when it is called so many times more; 0: it does not
 	during   [][]Group // to be wished for from within submissions
 
@@ -164,6 +165,9 @@ func (w *World) Effects(slot provisioning.LogicalNodeID) []Effects {
 	return all
 }
 
+// Folds is how many single folds were looked at.
+func (w *World) Folds() int { return w.folds }
+
 // CallCount is how many calls have started.
 func (w *World) CallCount() int { return w.watch.started }
 
@@ -280,10 +284,26 @@ func (w *World) foldAlone(o provisioning.Observation) error {
 	if w.config.FoldOnly == nil || w.inPass {
 		return nil
 	}
+	if err := w.checkFolds(1); err != nil {
+		return err
+	}
+	w.folds++
 	if err := errors.Join(w.config.FoldOnly(w.Driver, w.Now()), w.check()); err != nil {
 		return fmt.Errorf("folding %v of %s#%d: %w", o.Kind, o.Node, o.Attempt, err)
 	}
 	return nil
+}
+
+// checkFolds asks what must be true after each fold of what was delivered, but for
+// the last so many. They are folded next and all at once.
+func (w *World) checkFolds(but int) error {
+	if w.config.FoldEach == nil {
+		return nil
+	}
+	return w.config.FoldEach(w.Driver, w.Now(), but, func(state *provisioning.ClusterState) error {
+		w.folds++
+		return w.checkState(state)
+	})
 }
 
 // Deliver delivers an observation, past the inbox.
@@ -367,6 +387,9 @@ func (w *World) answer() (bool, error) {
 
 // pass runs one pass if one is queued, and asks what must be true after it.
 func (w *World) pass() (bool, error) {
+	if err := w.checkFolds(0); err != nil {
+		return false, err
+	}
 	w.working = w.wish
 	before := w.halted
 	w.halted = w.Driver.Paused()
