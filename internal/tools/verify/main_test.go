@@ -4,15 +4,23 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
 
 // TestFailsOnAnyMiss: the table shows every figure, and what fails, misses its
-// target or reports nothing fails the whole.
+// target, reports nothing or does not run fails the whole.
 func TestFailsOnAnyMiss(t *testing.T) {
-	const good = "=== RUN   TestX\n\nfigure\tTestX\tworlds\t12\t>= 10\tok\n--- PASS: TestX\n"
+	passed := ""
+	for _, name := range steps[0].tests {
+		passed += "--- PASS: " + name + " (0.00s)\n"
+	}
+	last := steps[0].tests[len(steps[0].tests)-1]
+	const figure = "=== RUN   TestX\n\nfigure\tTestX\tworlds\t12\t>= 10\tok\n"
 	const bad = "\nfigure\tTestX\tworlds\t9\t>= 10\tMISSED\n"
+	good := figure + passed
 	for _, c := range []struct {
 		name, output string
 		err          error
@@ -21,7 +29,11 @@ func TestFailsOnAnyMiss(t *testing.T) {
 		{"all is well", good, nil, ""},
 		{"a figure misses its target", good + bad, nil, "1 figures missed"},
 		{"a test fails", good, errors.New("exit status 1"), "exit status 1"},
-		{"nothing is reported", "ok\n", nil, "no figure was reported"},
+		{"nothing is reported", passed, nil, "no figure was reported"},
+		{"no test runs", figure, nil, "did not pass: " + strings.Join(steps[0].tests, ", ")},
+		{"one of the tests has another name", strings.Replace(good, last, last+"s", 1), nil, "did not pass: " + last},
+		{"one of the tests is skipped", strings.Replace(good, "PASS: "+last, "SKIP: "+last, 1), nil, "did not pass: " + last},
+		{"one is a part of another", strings.Replace(good, "--- PASS: "+last, "    --- PASS: TestX/"+last, 1), nil, "did not pass: " + last},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var out strings.Builder
@@ -56,7 +68,7 @@ func TestUnknownStepFails(t *testing.T) {
 func TestFuzzStepCountsInputs(t *testing.T) {
 	for output, want := range map[string]string{
 		"fuzz: elapsed: 3s, execs: 900 (300/sec), new interesting: 1 (total: 9)\nfuzz: elapsed: 6s, execs: 4000 (500/sec), new interesting: 1 (total: 9)\n": "4000",
-		"fuzz: elapsed: 6s, execs: 900 (500/sec), new interesting: 1 (total: 9)\n":                                                                          "1 figures missed",
+		"fuzz: elapsed: 6s, execs: 0 (0/sec), new interesting: 1 (total: 9)\n":                                                                              "1 figures missed",
 		"PASS\n": "1 figures missed",
 	} {
 		var out strings.Builder
@@ -66,6 +78,33 @@ func TestFuzzStepCountsInputs(t *testing.T) {
 		})
 		if got := fmt.Sprint(out.String(), err); !strings.Contains(got, want) {
 			t.Errorf("after %q there is no %q in\n%s", output, want, got)
+		}
+	}
+}
+
+// TestStepsNameTests: every test that a step names is there.
+func TestStepsNameTests(t *testing.T) {
+	const root = "../../.."
+	for _, s := range steps {
+		if len(s.tests) == 0 && s.program == nil {
+			t.Errorf("%s: no test is named", s.name)
+		}
+		files, err := filepath.Glob(filepath.Join(root, s.dir, s.pkg, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var source strings.Builder
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			source.Write(text)
+		}
+		for _, name := range s.tests {
+			if !strings.Contains(source.String(), "\nfunc "+name+"(") {
+				t.Errorf("%s: there is no %s", s.name, name)
+			}
 		}
 	}
 }
