@@ -173,7 +173,7 @@ func judge(out io.Writer, o options, all, drawn, survivors []mutant, late int, k
 		}
 		fmt.Fprintf(out, "\nfigure\tmutate\t%s\t%v\t%s\t%s\n", what, got, target, verdict)
 	}
-	figure("mutants", len(drawn), "", true)
+	figure("mutants", fmt.Sprintf("%d of %d", len(drawn), len(all)), "", true)
 	figure("of which make no difference", equivalent, "", true)
 	figure("of which end in a timeout", late, "", true)
 	figure("efficacy in percent", fmt.Sprintf("%.1f", efficacy), fmt.Sprintf(">= %d", o.floor), efficacy >= float64(o.floor))
