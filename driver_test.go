@@ -1422,7 +1422,7 @@ func TestIdleGroupsGoTogether(t *testing.T) {
 	for i, step := range []struct {
 		wish []NodeGroupSpec
 		left int
-	}{{groups[3:], 64}, {groups[2:], 64}, {groups, 64}, {groups[1:], 64}, {groups[10:], 54}, {groups, 64}, {nil, 0}} {
+	}{{groups[3:], 64}, {groups[2:], 64}, {groups, 64}, {groups[1:], 64}, {groups[4:], 60}, {groups, 64}, {nil, 0}} {
 		generation := uint64(2 + i)
 		require.NoError(t, d.UpdateDesired(dtShape(generation, step.wish...)))
 		dtDrive(t, d, dtStart, x)

@@ -470,6 +470,7 @@ func dtCheckLaw(t require.TestingT, d *ClusterDriver) {
 		require.True(t, len(g.nodes) == 0 || g.nodes[len(g.nodes)-1] != nil, "group %s is longer than its nodes", g.id)
 	}
 	require.Len(t, d.state.byID, len(d.state.groups))
+	require.Equal(t, idle, d.idle)
 	require.True(t, idle == 0 || idle < len(d.state.groups)/16, "%d of %d groups are empty and unwanted", idle, len(d.state.groups))
 	for _, list := range [][]*node{d.spareHot} {
 		require.Empty(t, list)
