@@ -860,8 +860,7 @@ func (d *ClusterDriver) takeWish() {
 		}
 		d.countIdle(g)
 	}
-	d.dropIdleGroups()
-	d.working = d.wish
+	d.working = d.wish // the groups that are idle now go when the pass has applied its steps
 }
 
 // countIdle counts a group that nobody wishes for any more and that holds nothing.
