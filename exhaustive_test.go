@@ -48,7 +48,7 @@ func TestExhaustiveOneSlot(t *testing.T) {
 	faults := uint8(exShortFaults)
 	switch {
 	case exRace:
-		t.Skip("one goroutine has no races, and the detector takes minutes")
+		t.Skip(exRaceSkip)
 	case verify.Full():
 		faults = exFullFaults
 	case testing.Short():
@@ -80,6 +80,8 @@ func TestExhaustiveOneSlot(t *testing.T) {
 		verify.AtLeast(t, "transitions of one slot", transitions, 600_000)
 	}
 }
+
+const exRaceSkip = "one goroutine has no races, and the detector takes minutes; make test runs it"
 
 // TestExhaustiveTwoSlots is the same for two slots that share a wish and an
 // allocator. It takes minutes.
@@ -212,7 +214,7 @@ func exRelay(change func()) {
 // out, and to tell the shortest way to the harm.
 func TestExhaustiveCanFail(t *testing.T) {
 	if exRace {
-		t.Skip("as TestExhaustiveOneSlot")
+		t.Skip(exRaceSkip)
 	}
 	const never = absent | deleting // no slot is both
 	for _, broken := range []struct {

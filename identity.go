@@ -60,9 +60,9 @@ func NewLogicalNodeID(group NodeGroupID, index int) LogicalNodeID {
 	return LogicalNodeID(string(group) + "-" + strconv.Itoa(index))
 }
 
-// split takes the name of a slot apart: a slot is found by that in a tenth of the
-// time that hashing its name takes. It is false for all that NewLogicalNodeID
-// makes of no index of a state.
+// split takes the name of a slot apart, by which it is found: no map of names has
+// to be kept. It is false for all that NewLogicalNodeID makes of no index of a
+// state.
 func (id LogicalNodeID) split() (group NodeGroupID, index int, ok bool) {
 	hyphen := strings.LastIndexByte(string(id), '-')
 	digits := id[hyphen+1:]

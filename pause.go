@@ -1,8 +1,6 @@
 package provisioning
 
-import (
-	"time"
-)
+import "time"
 
 // This file is what a pause does. Deciding knows nothing of it: like the cap of
 // operations in flight it is a filter behind the ladder, which holds back what
