@@ -1326,16 +1326,9 @@ type driverClock struct {
 // read returns what now is in this clock, or ErrClockExhausted if now plus room
 // is more than it can express.
 func (c *driverClock) read(now time.Time, room time.Duration) (instant, error) {
-	if now == c.last && c.tick != 0 && instant(room) < maxInstant-c.tick {
-		return c.tick, nil // a burst of passes at one moment
-	}
 	tick, ok := instantOf(now) // also later: a step back to year 1 and home again is more than a Duration
-	if ok && c.tick != 0 {
-		tick = c.tick
-		if step := now.Sub(c.last); step > 0 { // on the monotonic reading, if both have one
-			ok = instant(step) < maxInstant-c.tick
-			tick += instant(step)
-		}
+	if c.tick != 0 {
+		tick = c.tick.plus(max(now.Sub(c.last), 0)) // on the monotonic reading, if both have one
 	}
 	if !ok || instant(room) >= maxInstant-tick {
 		return 0, fmt.Errorf("%w: at %v with a longest wait of %v", ErrClockExhausted, now, room)
