@@ -75,7 +75,7 @@ func (s *count) next(d *ClusterDriver) bool {
 		return false
 	}
 	s.copies = s.copies[:0]
-	d.world.RLock()
+	d.world.Lock()
 	c, g := &d.census, s.groups[0]
 	to := min(s.from+c.stretch, len(g.nodes))
 	for index := s.from; index < to; index++ {
@@ -88,7 +88,7 @@ func (s *count) next(d *ClusterDriver) bool {
 	if s.from >= len(g.nodes) {
 		s.groups, s.from = s.groups[1:], 0
 	}
-	d.world.RUnlock()
+	d.world.Unlock()
 	for _, n := range s.copies {
 		s.state.add(s.state.byID[g.id], n)
 	}

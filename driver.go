@@ -93,7 +93,7 @@ type ClusterDriver struct {
 
 	// world guards the state. Only the goroutine of the pass writes, and
 	// only with the lock; so it alone may read without.
-	world  sync.RWMutex
+	world  sync.Mutex
 	state  *ClusterState
 	census census // of a snapshot that is being taken
 
@@ -397,13 +397,13 @@ func (d *ClusterDriver) hasFolded(deliveries uint64) bool {
 // delivers a [ReplaceRequested] with the attempt they mean. The error is
 // [ErrUnknownSlot].
 func (d *ClusterDriver) Replace(id LogicalNodeID, reason string) (NodeAttemptID, error) {
-	d.world.RLock()
+	d.world.Lock()
 	n := d.state.find(id)
 	var attempt NodeAttemptID
 	if n != nil {
 		attempt = n.attempt
 	}
-	d.world.RUnlock()
+	d.world.Unlock()
 	if n == nil {
 		return 0, fmt.Errorf("%w: %s", ErrUnknownSlot, id)
 	}
@@ -439,6 +439,9 @@ func (d *ClusterDriver) TriggerIfDue(now time.Time) bool {
 
 // feed gives the clock what now is. The caller holds in.
 func (d *ClusterDriver) feed(now time.Time) (instant, error) {
+	if now == d.clock.last && d.clock.tick != 0 { // a burst of passes at one moment
+		return d.clock.tick, nil
+	}
 	tick, err := d.clock.read(now, d.longest)
 	if err == nil {
 		d.clock.feed(now, tick)
@@ -507,9 +510,9 @@ func (d *ClusterDriver) Progress() (ready, desired int) {
 
 // Stats returns what has been counted.
 func (d *ClusterDriver) Stats() DriverStats {
-	d.world.RLock()
+	d.world.Lock()
 	s := d.stats
-	d.world.RUnlock()
+	d.world.Unlock()
 	s.HookPanics = d.events.hookPanics()
 	return s
 }
@@ -519,8 +522,8 @@ func (d *ClusterDriver) Snapshot() *ClusterState { return d.census.take(d) }
 
 // Node returns a copy of one node.
 func (d *ClusterDriver) Node(id LogicalNodeID) (ManagedNode, bool) {
-	d.world.RLock()
-	defer d.world.RUnlock()
+	d.world.Lock()
+	defer d.world.Unlock()
 	return d.state.Node(id)
 }
 
@@ -534,8 +537,8 @@ func (d *ClusterDriver) isReady(id LogicalNodeID) (wished, ready bool) {
 	if want == nil {
 		return false, false
 	}
-	d.world.RLock()
-	defer d.world.RUnlock()
+	d.world.Lock()
+	defer d.world.Unlock()
 	n := d.state.find(id)
 	return true, n != nil && n.ready && sameTemplate(n.template, want)
 }
@@ -548,8 +551,8 @@ func (d *ClusterDriver) Plan(now time.Time) Plan {
 	d.in.Lock()
 	wish := d.accepted
 	d.in.Unlock()
-	d.world.RLock()
-	defer d.world.RUnlock()
+	d.world.Lock()
+	defer d.world.Unlock()
 	return Decide(d.state, wish, tick.time())
 }
 
@@ -649,17 +652,17 @@ func (d *ClusterDriver) driveAt(now *time.Time, executor EffectExecutor) (outcom
 			d.noteChanges(n, before, at)
 		}
 	}
-	steps := d.decideHot(at)            // 4.
-	effects, over := d.apply(steps, at) // 5. record, then submit
+	steps := d.decideHot(at)      // 4.
+	effects := d.apply(steps, at) // 5. record, then submit
 	d.world.Unlock()
 	d.tellSoFar()
-	d.over = append(d.over, over...)
 	for len(d.over) > 0 { // those of a pass that broke off here first
 		attempt := d.over[0]
-		d.over = d.over[1:]
+		if d.over = d.over[1:]; len(d.over) == 0 {
+			d.over = nil
+		}
 		executor.Retire(attempt)
 	}
-	d.over = nil
 	for len(effects) > 0 {
 		effects = d.submit(effects, executor, at)
 	}
@@ -751,8 +754,9 @@ func (d *ClusterDriver) journalIdly() {
 // It reports whether another pass is queued.
 func (d *ClusterDriver) end(whole bool) (again bool) {
 	d.folding.empty()
-	d.spareHot = cleared(d.spareHot)
-	d.steps, d.effects = cleared(d.steps), cleared(d.effects)
+	empty(&d.spareHot)
+	empty(&d.steps)
+	empty(&d.effects)
 	var requeueAt instant
 	if n, ok := d.deadlines.Min(); ok {
 		requeueAt = n.wakesAt
@@ -790,13 +794,14 @@ func wipe[T any](list []T) {
 
 const handful = 16
 
-// cleared returns an empty work list that keeps little room and little alive.
-func cleared[T any](list []T) []T {
-	if cap(list) > maxSpare {
-		return nil
+// empty makes a work list empty, and keeps little room and little alive.
+func empty[T any](list *[]T) {
+	if cap(*list) > maxSpare {
+		*list = nil
+		return
 	}
-	wipe(list)
-	return list[:0]
+	wipe(*list)
+	*list = (*list)[:0] // as this, and not as a result, it writes no pointer
 }
 
 // foldOnly folds what was delivered and takes no action, for a host that stops.
@@ -981,11 +986,13 @@ func (d *ClusterDriver) decideHot(at instant) []step {
 	for _, n := range hot {
 		n.hot = false
 	}
-	missing = slices.DeleteFunc(missing, func(s slot) bool { // no longer missing, or no longer missed
-		return s.group.at(s.index) != nil || s.group.wish.want.wants(s.index) == nil
-	})
-	slices.SortFunc(missing, slot.compare)
-	missing = slices.Compact(missing)
+	if len(missing) > 0 {
+		missing = slices.DeleteFunc(missing, func(s slot) bool { // no longer missing, or no longer missed
+			return s.group.at(s.index) != nil || s.group.wish.want.wants(s.index) == nil
+		})
+		slices.SortFunc(missing, slot.compare)
+		missing = slices.Compact(missing)
+	}
 
 	attempts := allocator{next: d.state.NextAttemptID}
 	steps := slices.Grow(d.steps[:0], len(hot)+len(missing))
@@ -1049,9 +1056,9 @@ type dispatch struct {
 }
 
 // apply takes the steps: driver transitions at once, dispatches are recorded
-// and returned to be submitted, and so are the attempts that are over.
-func (d *ClusterDriver) apply(steps []step, at instant) (effects []dispatch, over []NodeAttemptID) {
-	effects = slices.Grow(d.effects[:0], len(steps))
+// and returned to be submitted.
+func (d *ClusterDriver) apply(steps []step, at instant) []dispatch {
+	effects := slices.Grow(d.effects[:0], len(steps))
 	for i := range steps {
 		s := &steps[i]
 		n := s.node
@@ -1085,7 +1092,7 @@ func (d *ClusterDriver) apply(steps []step, at instant) (effects []dispatch, ove
 			d.note(Event{Kind: EventDeleting, At: at.time(), Node: n.id, Attempt: n.attempt, Reason: n.failedReason})
 		case MarkDestroyed:
 			n.markDestroyed(at)
-			over = append(over, n.attempt)
+			d.over = append(d.over, n.attempt)
 			d.note(Event{Kind: EventDestroyed, At: at.time(), Node: n.id, Attempt: n.attempt})
 		case Reap:
 			d.deadlines.Remove(n) // it counts for nothing any more and is in no other queue
@@ -1109,7 +1116,7 @@ func (d *ClusterDriver) apply(steps []step, at instant) (effects []dispatch, ove
 	}
 	d.dropIdleGroups()
 	d.effects = effects
-	return effects, over
+	return effects
 }
 
 func (d *ClusterDriver) journalStep(n *node, s *step) {
@@ -1196,7 +1203,7 @@ func (d *ClusterDriver) submit(effects []dispatch, executor EffectExecutor, at i
 	d.takeAnswers(refused, reasons, queued, at)
 	placed := d.appendPlaced(nil, at)
 	slices.SortFunc(placed, compareSteps)
-	next, _ := d.apply(placed, at)
+	next := d.apply(placed, at)
 	d.world.Unlock()
 	d.flush()
 	return next

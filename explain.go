@@ -91,8 +91,8 @@ func overrunning(executor EffectExecutor, attempt NodeAttemptID) *RunningCall {
 }
 
 func (d *ClusterDriver) explain(id LogicalNodeID, wish *Desired, paused bool, at instant) (Explanation, bool) {
-	d.world.RLock()
-	defer d.world.RUnlock()
+	d.world.Lock()
+	defer d.world.Unlock()
 	n := d.state.find(id)
 	if n == nil {
 		if wish.find(id) == nil {

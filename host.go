@@ -512,8 +512,8 @@ func (s HeldSlot) String() string {
 // Held returns the slots that hold a lease or an unresolved create, in slot
 // order. It looks at every slot; how many they are, [Host.Status] knows.
 func (d *ClusterDriver) Held() []HeldSlot {
-	d.world.RLock()
-	defer d.world.RUnlock()
+	d.world.Lock()
+	defer d.world.Unlock()
 	held := slices.Grow([]HeldSlot(nil), d.held)
 	for n := range d.state.inOrder() {
 		if n.lease != "" || n.unresolved() {
@@ -525,8 +525,8 @@ func (d *ClusterDriver) Held() []HeldSlot {
 }
 
 func (d *ClusterDriver) heldCount() int {
-	d.world.RLock()
-	defer d.world.RUnlock()
+	d.world.Lock()
+	defer d.world.Unlock()
 	return d.held
 }
 

@@ -35,9 +35,15 @@ func (b *inbox) block() (block []Observation) {
 	return make([]Observation, 0, size)
 }
 
-// release lets go of a block, and keeps it if few are kept.
+// release lets go of a block, and keeps it if few are kept. The first one stays
+// where it is: a pass that folds one observation moves no block.
 func (b *inbox) release(i int) {
 	block := b.blocks[i]
+	if i == 0 {
+		wipe(block)
+		b.blocks[0] = block[:0]
+		return
+	}
 	b.blocks[i] = nil
 	if len(b.spare) < spareBlocks {
 		wipe(block)
@@ -60,7 +66,10 @@ func (b *inbox) empty() {
 			b.release(i)
 		}
 	}
-	b.blocks = cleared(b.blocks)
+	if cap(b.blocks) > maxSpare {
+		b.blocks = nil
+	}
+	b.blocks = b.blocks[:min(len(b.blocks), 1)]
 }
 
 func (b *inbox) len() int {

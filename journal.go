@@ -254,7 +254,7 @@ func (j *journal) end(d *ClusterDriver, whole bool, requeueAt instant) {
 		j.sums[n] = sum
 		j.sum += sum
 	}
-	j.touched = cleared(j.touched)
+	empty(&j.touched)
 	j.add(journalLine{End: &journalEnd{
 		Pass: d.stats.Passes, Observed: d.state.ObservedGeneration, Next: uint64(d.state.NextAttemptID),
 		Nodes: d.state.Len(), Ready: d.ready, Desired: d.working.slots,

@@ -125,8 +125,8 @@ func (d *ClusterDriver) PlanUpdate(shape ClusterShape, now time.Time) (UpdatePla
 		return UpdatePlan{}, err
 	}
 	plan := UpdatePlan{Generation: next.generation, Paused: paused}
-	d.world.RLock()
-	defer d.world.RUnlock()
+	d.world.Lock()
+	defer d.world.Unlock()
 	for old, want := range matchWishes(accepted, next) {
 		from, to := min(old.count, want.count), max(old.count, want.count)
 		if !sameTemplate(old.template, want.template) {
