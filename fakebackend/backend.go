@@ -104,10 +104,7 @@ func New(config Config) *Backend {
 func (b *Backend) slot(node provisioning.LogicalNodeID) *slot {
 	s := b.slots[node]
 	if s == nil {
-		s = &slot{
-			scripts:   make(map[provisioning.OperationKind][]Outcome),
-			callTimes: make(map[provisioning.OperationKind][]time.Time),
-		}
+		s = &slot{callTimes: make(map[provisioning.OperationKind][]time.Time)}
 		b.slots[node] = s
 	}
 	return s
@@ -129,6 +126,9 @@ func (b *Backend) Script(node provisioning.LogicalNodeID, kind provisioning.Oper
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := b.slot(node)
+	if s.scripts == nil {
+		s.scripts = make(map[provisioning.OperationKind][]Outcome)
+	}
 	s.scripts[kind] = append(s.scripts[kind], outcomes...)
 }
 

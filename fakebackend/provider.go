@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/swactor/provisioning"
@@ -264,9 +265,9 @@ func sessionID(key provisioning.ExternalKey, number int) provisioning.BootstrapS
 }
 
 func idText(what string, key provisioning.ExternalKey, number int) string {
-	text := fmt.Sprintf("%s/%s/%s/%d", what, key.Run, key.Node, key.Attempt)
+	text := what + "/" + string(key.Run) + "/" + string(key.Node) + "/" + strconv.FormatUint(uint64(key.Attempt), 10)
 	if number > 1 {
-		text += fmt.Sprintf("/%d", number)
+		text += "/" + strconv.Itoa(number)
 	}
 	return text
 }
