@@ -68,7 +68,9 @@ func (d *ClusterDriver) Explain(id LogicalNodeID, now time.Time) (Explanation, b
 	wish, executor, paused := d.accepted, d.executor, d.paused
 	d.in.Unlock()
 
+	d.world.Lock()
 	e, ok := d.explain(id, wish, paused, at)
+	d.world.Unlock()
 	if !ok || executor == nil {
 		return e, ok
 	}
@@ -90,9 +92,8 @@ func overrunning(executor EffectExecutor, attempt NodeAttemptID) *RunningCall {
 	return nil
 }
 
+// explain is Explain without the executor. The caller holds world.
 func (d *ClusterDriver) explain(id LogicalNodeID, wish *Desired, paused bool, at instant) (Explanation, bool) {
-	d.world.Lock()
-	defer d.world.Unlock()
 	n := d.state.find(id)
 	if n == nil {
 		if wish.find(id) == nil {

@@ -89,6 +89,44 @@ func TestExplanationsAsJSON(t *testing.T) {
 	require.Contains(t, string(text), `"error":"provisioning: operation numbers of the attempt are exhausted"`)
 }
 
+// askedExecutor does something when it is asked what runs.
+type askedExecutor struct {
+	*dtExecutor
+	during func()
+}
+
+func (x *askedExecutor) Running() []RunningCall {
+	if x.during != nil {
+		x.during()
+	}
+	return nil
+}
+
+// TestExplainClusterIsOfOneMoment: a pass that comes in between changes nothing of
+// what is told of the slots.
+func TestExplainClusterIsOfOneMoment(t *testing.T) {
+	d := dtDriver(t, Config{}, dtGroup("a", 1, "v1"), dtGroup("b", 1, "v1"))
+	x := &askedExecutor{dtExecutor: &dtExecutor{}}
+	dtDrive(t, d, dtStart, x)
+	d.Deliver(dtCompleted(x.submitted[0], dtFailed(x.submitted[0], ClassDefinite)))
+	dtDrive(t, d, dtStart, x)
+	moved := 0
+	x.during = func() {
+		moved++
+		d.Deliver(dtCompleted(x.submitted[1], dtSuccess(x.submitted[1])))
+		require.NoError(t, d.UpdateDesired(dtShape(1+uint64(moved))))
+		dtDrive(t, d, dtStart, x)
+	}
+	e := d.ExplainCluster(dtStart)
+	require.Positive(t, moved)
+	require.Len(t, e.Rules, 2)
+	for i, node := range []LogicalNodeID{"b-0", "a-0"} {
+		require.Equal(t, 1, e.Rules[i].Count)
+		require.Equal(t, node, e.Rules[i].First.Node)
+		require.Equal(t, e.Rules[i].Rule, e.Rules[i].First.Decision.Rule)
+	}
+}
+
 // TestExplainClusterNamesACallOnce: by the slot that speaks for its rule, or else
 // by itself.
 func TestExplainClusterNamesACallOnce(t *testing.T) {
