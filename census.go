@@ -10,9 +10,7 @@ import (
 // change before its turn is copied first. So the snapshot shows one moment, that
 // of its beginning, and no event waits for longer than a stretch.
 //
-// All but turn is guarded by the driver's world lock: the pass writes with the
-// lock, and the taker marks what it has counted with the lock for reading, while
-// nobody else looks at the marks.
+// All but turn is guarded by the driver's world lock.
 type census struct {
 	turn   sync.Mutex // one at a time
 	number uint32     // of the census; a node that bears it is counted

@@ -100,6 +100,7 @@ type ClusterDriver struct {
 	// Of the pass.
 	folding   *inbox   // what is being folded
 	taken     uint64   // of delivered, up to and with folding
+	folded    uint64   // of delivered
 	wish      *Desired // accepted when the pass began
 	working   *Desired // the wish that the state is compared with
 	deadlines *pqueue.Queue[*node]
@@ -720,9 +721,14 @@ func (d *ClusterDriver) begin(now *time.Time, executor EffectExecutor) (at insta
 	return at, !asked, nil
 }
 
-// takeInbox takes what was delivered to the pass. The caller holds in.
+// takeInbox takes what was delivered to the pass, behind what an earlier one has
+// taken and did not come to fold. The caller holds in.
 func (d *ClusterDriver) takeInbox() {
-	d.inbox, d.folding = d.folding, d.inbox
+	if d.folding.len() > 0 {
+		d.inbox.pourInto(d.folding)
+	} else {
+		d.inbox, d.folding = d.folding, d.inbox
+	}
 	d.taken = d.delivered
 	if d.journal != nil {
 		d.journal.take()
@@ -753,7 +759,6 @@ func (d *ClusterDriver) journalIdly() {
 // and not submitted ends at its deadline, and another pass picks up the rest.
 // It reports whether another pass is queued.
 func (d *ClusterDriver) end(whole bool) (again bool) {
-	d.folding.empty()
 	empty(&d.spareHot)
 	empty(&d.steps)
 	empty(&d.effects)
@@ -761,9 +766,15 @@ func (d *ClusterDriver) end(whole bool) (again bool) {
 	if n, ok := d.deadlines.Min(); ok {
 		requeueAt = n.wakesAt
 	}
+	defer func() { again = d.unclaim(whole, requeueAt) }() // also if the journal's writer ends the goroutine
 	if d.journal != nil {
 		d.journal.end(d, whole, requeueAt)
 	}
+	return false
+}
+
+// unclaim is the part of end that others can see.
+func (d *ClusterDriver) unclaim(whole bool, requeueAt instant) (again bool) {
 	d.in.Lock()
 	defer d.in.Unlock()
 	d.running = false
@@ -777,7 +788,7 @@ func (d *ClusterDriver) end(whole bool) (again bool) {
 
 // publish says what has come of the cluster. The caller holds in.
 func (d *ClusterDriver) publish() {
-	d.seen = progress{folded: d.taken, observed: d.state.ObservedGeneration, ready: d.ready, desired: d.working.slots,
+	d.seen = progress{folded: d.folded, observed: d.state.ObservedGeneration, ready: d.ready, desired: d.working.slots,
 		converged: d.settled == d.working.slots && d.settled == d.state.Len()}
 }
 
@@ -798,20 +809,25 @@ const handful = 16
 func empty[T any](list *[]T) {
 	if cap(*list) > maxSpare {
 		*list = nil
-		return
 	}
 	wipe(*list)
 	*list = (*list)[:0] // as this, and not as a result, it writes no pointer
 }
 
 // foldOnly folds what was delivered and takes no action, for a host that stops.
-func (d *ClusterDriver) foldOnly(now time.Time) error {
+func (d *ClusterDriver) foldOnly(now time.Time) error { return d.foldOnlyAt(&now) }
+
+// foldOnlyAt is foldOnly; nil is the last now that the clock was fed.
+func (d *ClusterDriver) foldOnlyAt(now *time.Time) error {
 	d.in.Lock()
 	if d.running {
 		d.in.Unlock()
 		return ErrReentrantPass
 	}
-	at, err := d.feed(now)
+	if now == nil {
+		now = &d.clock.last
+	}
+	at, err := d.feed(*now)
 	if err != nil {
 		d.in.Unlock()
 		return err
@@ -912,6 +928,8 @@ func (d *ClusterDriver) foldInbox(at instant) {
 		}
 		d.folding.release(i) // a million of them weigh as much as a third of the state
 	}
+	d.folding.empty()
+	d.folded = d.taken
 }
 
 func (d *ClusterDriver) foldDelivered(o *Observation, at instant) {
@@ -1176,20 +1194,20 @@ func (d *ClusterDriver) record(n *node, chosen decision, at instant) dispatch {
 // queued ones go to the next in line, which are recorded and returned.
 func (d *ClusterDriver) submit(effects []dispatch, executor EffectExecutor, at instant) []dispatch {
 	var refused []dispatch
-	var reasons []error
+	var answers []Completion
 	var queued []*node
 	whole := false
 	defer func() {
 		if !whole { // the executor broke off; what it has answered counts
 			d.world.Lock()
-			d.takeAnswers(refused, reasons, queued, at)
+			d.takeAnswers(refused, answers, queued, at)
 			d.world.Unlock()
 		}
 	}()
 	for _, e := range effects {
 		behind, err := executor.Submit(e.node.effect(e.before, at))
 		if err != nil {
-			refused, reasons = append(refused, e), append(reasons, err)
+			refused, answers = append(refused, e), append(answers, refusal(err))
 		} else if behind {
 			queued = append(queued, e.node)
 		}
@@ -1200,7 +1218,7 @@ func (d *ClusterDriver) submit(effects []dispatch, executor EffectExecutor, at i
 		return nil
 	}
 	d.world.Lock()
-	d.takeAnswers(refused, reasons, queued, at)
+	d.takeAnswers(refused, answers, queued, at)
 	placed := d.appendPlaced(nil, at)
 	slices.SortFunc(placed, compareSteps)
 	next := d.apply(placed, at)
@@ -1209,14 +1227,20 @@ func (d *ClusterDriver) submit(effects []dispatch, executor EffectExecutor, at i
 	return next
 }
 
+// refusal is what is folded of an effect that the executor has refused. It is made
+// with no lock held: the error may be of the user's making.
+func refusal(err error) Completion {
+	return Completion{Class: ClassNotStarted, Message: "refused by the executor: " + err.Error(), RetryAfter: retryAfterOf(err)}
+}
+
 // takeAnswers folds the refusals of the executor and takes back the places of
 // what it has queued.
-func (d *ClusterDriver) takeAnswers(refused []dispatch, reasons []error, queued []*node, at instant) {
+func (d *ClusterDriver) takeAnswers(refused []dispatch, answers []Completion, queued []*node, at instant) {
 	for i, e := range refused {
 		n := e.node
 		d.stats.Refused++
-		d.foldOwn(n, Completion{Operation: n.pendingID(), Kind: n.pending, Class: ClassNotStarted,
-			Message: "refused by the executor: " + reasons[i].Error(), RetryAfter: retryAfterOf(reasons[i])}, false, at)
+		answers[i].Operation, answers[i].Kind = n.pendingID(), n.pending
+		d.foldOwn(n, answers[i], false, at)
 		d.settle(n, decide(n, n.group.wish.want.wants(int(n.index)), at), at)
 	}
 	for _, n := range queued {

@@ -172,6 +172,16 @@ func TestClockRunsOut(t *testing.T) {
 	require.Greater(t, len(x.submitted), 1, "a host that is right again goes on")
 }
 
+// TestClockNeedsRoomForTheLongestWait: to the nanosecond.
+func TestClockNeedsRoomForTheLongestWait(t *testing.T) {
+	d := dtDriver(t, Config{}, dtGroup("w", 1, "v1"))
+	last := maxInstant.time().Add(-d.longest)
+	_, err := d.DriveNext(last, &dtExecutor{})
+	require.ErrorIs(t, err, ErrClockExhausted)
+	_, err = d.DriveNext(last.Add(-1), &dtExecutor{})
+	require.NoError(t, err)
+}
+
 // TestPassKeepsNoLargeLists: what a large pass needed is not kept for the small
 // ones after it.
 func TestPassKeepsNoLargeLists(t *testing.T) {
@@ -195,6 +205,25 @@ func TestPassKeepsNoLargeLists(t *testing.T) {
 	require.LessOrEqual(t, cap(d.steps), maxSpare)
 	require.LessOrEqual(t, cap(d.effects), maxSpare)
 	require.Empty(t, d.missing)
+	require.Nil(t, d.over)
+}
+
+// TestFoldedBlocksAreLetGo: what is folded does not weigh any more, although the
+// pass goes on.
+func TestFoldedBlocksAreLetGo(t *testing.T) {
+	d := dtDriver(t, Config{}, dtGroup("w", 1, "v1"))
+	for range (spareBlocks + 9) * inboxBlock {
+		d.Deliver(Observation{Kind: NodeLost, Node: "w-0", Attempt: 1})
+	}
+	_, _, err := d.begin(&dtStart, &dtExecutor{})
+	require.NoError(t, err)
+	blocks := slices.Clip(d.folding.blocks)
+	require.Greater(t, len(blocks), spareBlocks+1)
+	d.foldInbox(1)
+	for i, block := range blocks[1:] {
+		require.Nil(t, block, i)
+	}
+	require.Zero(t, d.folding.len())
 }
 
 // TestPassKeepsLittleAlive: the lists that are kept for the next pass are wiped but
@@ -1189,6 +1218,108 @@ func TestRetiresAfterAPanic(t *testing.T) {
 	dtDrive(t, d, dtStart, x)
 	require.Equal(t, []NodeAttemptID{1, 2, 3}, x.retired, "each once")
 	require.True(t, d.Converged(2))
+}
+
+// dtApart runs what may end its goroutine.
+func dtApart(f func()) {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		f()
+	}()
+	<-ended
+}
+
+// dtWriter is a journal that does something in a write.
+type dtWriter struct{ during func(text []byte) }
+
+func (w *dtWriter) Write(text []byte) (int, error) {
+	if w.during != nil {
+		w.during(text)
+	}
+	return len(text), nil
+}
+
+// TestJournalEndsTheGoroutine: passes go on, and what was delivered before the write
+// is folded, before what came after it.
+func TestJournalEndsTheGoroutine(t *testing.T) {
+	for _, line := range []string{`{"pass":`, `{"end":`} {
+		t.Run(line, func(t *testing.T) {
+			for _, foldOnly := range []bool{false, true} {
+				w := &dtWriter{}
+				d, x := dtDriver(t, Config{Journal: w}, dtGroup("w", 1, "v1")), &dtExecutor{}
+				dtWorks(d, x)
+				dtDrive(t, d, dtStart, x)
+				require.True(t, d.Converged(1))
+				before := d.stats.Folded + d.stats.NotApplied
+				for i := range uint64(2 * inboxBlock) {
+					d.Deliver(Observation{Kind: BootstrapProgress, Node: "w-0", Attempt: 1, StdoutSequence: i})
+				}
+				_, err := d.Replace("w-0", "first")
+				require.NoError(t, err)
+				delivered := d.deliveries()
+				w.during = func(text []byte) {
+					if bytes.Contains(text, []byte(line)) {
+						runtime.Goexit()
+					}
+				}
+				dtApart(func() {
+					if foldOnly {
+						_ = d.foldOnly(dtStart)
+					} else {
+						_, _ = d.DriveNext(dtStart, x)
+					}
+				})
+				require.ErrorContains(t, d.JournalErr(), "did not return")
+				require.Equal(t, line != `{"pass":`, d.hasFolded(delivered))
+
+				_, err = d.Replace("w-0", "second")
+				require.NoError(t, err)
+				_, err = d.DriveNext(dtStart, x)
+				require.NoError(t, err)
+				require.True(t, d.hasFolded(delivered+1))
+				require.Equal(t, "replaced by an operator: first", dtNode(t, d, "w-0").Record.FailedReason)
+				if line == `{"pass":` {
+					require.Equal(t, uint64(2*inboxBlock+2), d.stats.Folded+d.stats.NotApplied-before, "each once")
+				}
+				dtDrive(t, d, dtStart.Add(time.Hour), x)
+				require.True(t, d.Converged(1))
+				require.EqualValues(t, 2, dtNode(t, d, "w-0").Attempt)
+			}
+		})
+	}
+}
+
+// dtError is an error that looks at the driver when it is asked what it says.
+type dtError struct{ ask func() }
+
+func (e *dtError) Error() string { e.ask(); return "full" }
+
+// TestRefusalIsReadWithNoLock: the error of a refusal is the executor's own. It may
+// call back into the driver, and fail.
+func TestRefusalIsReadWithNoLock(t *testing.T) {
+	d, x := dtDriver(t, Config{}, dtGroup("w", 2, "v1")), &dtExecutor{}
+	asked := 0
+	refusal := &dtError{func() { asked += d.Snapshot().Len() }}
+	x.submit = func(e Effect) (bool, error) { return false, refusal }
+	dtDrive(t, d, dtStart, x)
+	require.Equal(t, 2*2, asked)
+	require.Equal(t, "CreateLease: refused by the executor: full", dtNode(t, d, "w-0").Retry.LastError)
+
+	d, x = dtDriver(t, Config{}, dtGroup("w", 2, "v1")), &dtExecutor{}
+	x.submit = func(e Effect) (bool, error) {
+		if e.Key.Node == "w-0" {
+			return false, errors.New("full")
+		}
+		var none *dtError
+		return false, none // whoever asks it what it says panics
+	}
+	require.Panics(t, func() { _, _ = d.DriveUntilBlocked(dtStart, x) })
+	require.Nil(t, dtNode(t, d, "w-0").Pending, "it was answered before")
+	require.NotNil(t, dtNode(t, d, "w-1").Pending, "until its deadline")
+	x.submit = nil
+	dtDrive(t, d, dtStart, x)
+	dtCheckLaw(t, d)
 }
 
 // TestPanickingExecutor: the panic is the caller's, the driver stays whole: what

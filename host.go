@@ -403,10 +403,7 @@ func (h *Host) Drain(ctx context.Context) error {
 		driving, end, err := h.begin(ctx)
 		switch {
 		case err == nil:
-			if err = h.drive(driving, gone); err == nil && !gone() {
-				err = context.Cause(driving)
-			}
-			end()
+			err = h.driveOut(driving, end, gone)
 		case errors.Is(err, ErrHostRunning):
 			err = h.await(ctx, func() (bool, error) { return gone() || !h.runs(), nil })
 			if err == nil && !gone() {
@@ -418,6 +415,16 @@ func (h *Host) Drain(ctx context.Context) error {
 		}
 		return nil
 	}
+}
+
+// driveOut drives until all is gone, and gives the loop back also if a hook ends
+// the goroutine.
+func (h *Host) driveOut(ctx context.Context, end func(), gone func() bool) error {
+	defer end()
+	if err := h.drive(ctx, gone); err != nil || gone() {
+		return err
+	}
+	return context.Cause(ctx)
 }
 
 // Close stops Run and Drain, cancels the calls that run and waits for them,
@@ -440,7 +447,10 @@ func (h *Host) Close(ctx context.Context) ([]HeldSlot, error) {
 		return h.Held(), cmp.Or(err, fmt.Errorf("provisioning: closed while a pass still runs: %w", ctx.Err()))
 	}
 	defer func() { h.folding <- struct{}{} }()
-	err = errors.Join(err, h.driver.foldOnly(h.clock.Now()))
+	if _, outOfRange := h.readClock(); outOfRange != nil {
+		return h.Held(), errors.Join(err, outOfRange)
+	}
+	err = errors.Join(err, h.driver.foldOnlyAt(nil))
 	return h.Held(), err
 }
 

@@ -648,6 +648,45 @@ func TestCloseDuringCreate(t *testing.T) {
 	})
 }
 
+// TestHostClosedTakesEndsOnly: what a bootstrap still says when nothing drives any
+// more would pile up; how a call has ended says what is held.
+func TestHostClosedTakesEndsOnly(t *testing.T) {
+	h := htHost(t, newHtBackend(), 1)
+	_, err := h.Close(context.Background())
+	require.NoError(t, err)
+	for _, kind := range []ObservationKind{BootstrapProgress, SwactorJoined, BootstrapFailed, BootstrapClosed, NodeLost, ReplaceRequested} {
+		h.Deliver(Observation{Kind: kind, Node: "w-0", Attempt: 1})
+		require.Zero(t, h.driver.deliveries(), kind)
+	}
+	h.Deliver(Observation{Kind: OperationCompleted, Node: "w-0", Attempt: 1})
+	require.EqualValues(t, 1, h.driver.deliveries())
+}
+
+// TestHostIsGivenBack: a hook that ends the goroutine of Run or Drain leaves a host
+// that somebody else can drive.
+func TestHostIsGivenBack(t *testing.T) {
+	for _, name := range []string{"Run", "Drain"} {
+		t.Run(name, func(t *testing.T) {
+			armed := true
+			h := htHost(t, newHtBackend(), 1, func(c *HostConfig) {
+				c.OnEvent = func(e Event) {
+					if armed && e.Kind == EventPass {
+						armed = false
+						runtime.Goexit()
+					}
+				}
+			})
+			calls := map[string]func(context.Context) error{"Run": h.Run, "Drain": h.Drain}
+			dtApart(func() { _ = calls[name](context.Background()) })
+			require.False(t, armed)
+			require.NoError(t, h.Drain(context.Background()))
+			held, err := h.Close(context.Background())
+			require.NoError(t, err)
+			require.Empty(t, held)
+		})
+	}
+}
+
 func TestHostCloseBeforeRun(t *testing.T) {
 	htBubble(t, func(t *testing.T, start time.Time) {
 		b := newHtBackend()

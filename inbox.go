@@ -51,6 +51,16 @@ func (b *inbox) release(i int) {
 	}
 }
 
+// pourInto moves what was delivered to the end of another inbox.
+func (b *inbox) pourInto(other *inbox) {
+	for _, block := range b.blocks {
+		for i := range block {
+			other.put(&block[i])
+		}
+	}
+	b.empty()
+}
+
 // borrow takes over the spare blocks of an inbox that is folded, if they are
 // more: without it either of the two would have as many.
 func (b *inbox) borrow(folded *inbox) {
