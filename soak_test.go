@@ -240,7 +240,7 @@ func soak(t *testing.T, seed uint64, days, settled int) {
 	verify.AtLeast(t, "calls that went wrong", faults, verify.Target(8000, 150))
 	verify.AtMost(t, "MiB by which the heap grew", growth, 1)
 	verify.Note(t, "calls of the backend", calls)
-	verify.Note(t, "goroutines, on any day at most", goroutines)
+	verify.Note(t, "goroutines that no day had more of", goroutines)
 }
 
 func soakHeap() uint64 {

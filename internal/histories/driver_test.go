@@ -295,7 +295,7 @@ func drPlay(t *testing.T, seed uint64, wrap func(drCluster) drCluster) (history 
 // TestDriverHasOneOrder: for every history of a driver there is an order in which
 // it all happened one after the other.
 func TestDriverHasOneOrder(t *testing.T) {
-	var played, passes, reentrant, refused, accepted, converged, halfway int
+	var played, beside, passes, reentrant, refused, accepted, converged, halfway int
 	for i := range histories() {
 		seed := verify.Seed() + uint64(i)
 		history := drPlay(t, seed, func(d drCluster) drCluster { return d })
@@ -303,6 +303,9 @@ func TestDriverHasOneOrder(t *testing.T) {
 			t.Fatalf("seed %d: there is no order for\n%s", seed, tell(drModel, history))
 		}
 		played++
+		if concurrent(history) {
+			beside++
+		}
 		for _, o := range history {
 			in, out := o.Input.(drInput), o.Output.(drOutput)
 			switch {
@@ -322,6 +325,7 @@ func TestDriverHasOneOrder(t *testing.T) {
 		}
 	}
 	verify.AtLeast(t, "histories of drivers", played, verify.Target(10_000, 300))
+	verify.AtLeast(t, "of which clients act at the same time", beside, verify.Target(1000, 30))
 	verify.AtLeast(t, "passes in them", passes, verify.Target(10_000, 300))
 	verify.AtLeast(t, "updates accepted", accepted, verify.Target(5000, 150))
 	verify.AtLeast(t, "updates refused", refused, verify.Target(1000, 30))

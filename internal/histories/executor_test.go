@@ -28,6 +28,7 @@ const (
 	exAttempts   = 2
 	exSequences  = 3 // of an attempt; far fewer than the results that are kept
 	exPerHistory = 12
+	notes        = 100 // and on are clients of what is only seen
 )
 
 // exKind is what was seen.
@@ -157,7 +158,7 @@ func (h *exHistory) now() int64 { return time.Since(h.start).Nanoseconds() }
 func (h *exHistory) see(in exInput) {
 	if !h.over {
 		at := h.now()
-		h.seen = append(h.seen, porcupine.Operation{ClientId: len(h.seen) + 100, Input: in, Call: at, Output: exOutput{}, Return: at})
+		h.seen = append(h.seen, porcupine.Operation{ClientId: len(h.seen) + notes, Input: in, Call: at, Output: exOutput{}, Return: at})
 	}
 }
 
@@ -306,10 +307,24 @@ func tell(model porcupine.Model, history []porcupine.Operation) (text string) {
 	return text
 }
 
+// concurrent reports whether two clients act at the same time; a history in which
+// none do has one order by itself.
+func concurrent(history []porcupine.Operation) bool {
+	for i, a := range history {
+		for _, b := range history[:i] {
+			clients := a.ClientId < notes && b.ClientId < notes && a.ClientId != b.ClientId
+			if clients && a.Call < b.Return && b.Call < a.Return {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // TestExecutorIsARegisterWrittenOnce: every history of an executor is one of
 // registers that are written once.
 func TestExecutorIsARegisterWrittenOnce(t *testing.T) {
-	var played, conflicts, expired, replayed, late, delivered int
+	var played, beside, conflicts, expired, replayed, late, delivered int
 	for i := range histories() {
 		seed := verify.Seed() + uint64(i)
 		history := exPlay(t, seed, func(x provisioning.EffectExecutor) provisioning.EffectExecutor { return x })
@@ -317,6 +332,9 @@ func TestExecutorIsARegisterWrittenOnce(t *testing.T) {
 			t.Fatalf("seed %d: there is no order for\n%s", seed, tell(exModel, history))
 		}
 		played++
+		if concurrent(history) {
+			beside++
+		}
 		deliveries := make(map[string]int)
 		for _, o := range history {
 			in, out := o.Input.(exInput), o.Output.(exOutput)
@@ -336,6 +354,7 @@ func TestExecutorIsARegisterWrittenOnce(t *testing.T) {
 		}
 	}
 	verify.AtLeast(t, "histories of executors", played, verify.Target(10_000, 300))
+	verify.AtLeast(t, "of which clients act at the same time", beside, verify.Target(1000, 30))
 	verify.AtLeast(t, "conflicts in them", conflicts, verify.Target(1000, 30))
 	verify.AtLeast(t, "operations that expired", expired, verify.Target(1000, 30))
 	verify.AtLeast(t, "outcomes delivered", delivered, verify.Target(10_000, 300))

@@ -6,6 +6,7 @@ package planted
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -102,22 +103,34 @@ var (
 	aTraceOf    = regexp.MustCompile(`a trace of (\d+) events:`)
 )
 
-// hunt builds the random traces with the bug in, and returns in which of them it
-// is found and how many events the shrunk one has.
-func (b bug) hunt(t *testing.T) (number, events int) {
+// build builds the random stories, with the bug of an overlay if one is named.
+func build(t *testing.T, overlay string) (tests string) {
 	t.Helper()
-	tests := filepath.Join(t.TempDir(), "tests")
-	build := exec.Command("go", "test", "-c", "-vet=off", "-overlay", b.overlay(t), "-o", tests, ".")
+	tests = filepath.Join(t.TempDir(), "tests")
+	build := exec.Command("go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", tests, ".")
 	build.Dir = root
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
+	return tests
+}
+
+// tell has the stories told.
+func tell(t *testing.T, tests string, traces int, shrinkTime string) (out []byte, err error) {
+	run := exec.Command(tests, "-test.run", "^TestProp_RandomStories$", "-test.v", "-rapid.checks", strconv.Itoa(traces),
+		"-rapid.seed", strconv.FormatUint(verify.Seed(), 10), "-rapid.nofailfile", "-rapid.shrinktime", shrinkTime)
+	run.Dir = t.TempDir()
+	return run.CombinedOutput()
+}
+
+// hunt builds the random stories with the bug in, and returns in which of them it
+// is found and how many events the shrunk one has.
+func (b bug) hunt(t *testing.T) (number, events int) {
+	t.Helper()
+	tests := build(t, b.overlay(t))
 	// Shrinking goes on for as long as it may, and on a busy machine it takes
 	// longer to come as far.
 	for _, shrinkTime := range []string{"10s", "1m", "5m"} {
-		run := exec.Command(tests, "-test.run", "^TestProp_RandomStories$", "-rapid.checks", strconv.Itoa(mostTraces),
-			"-rapid.seed", strconv.FormatUint(verify.Seed(), 10), "-rapid.nofailfile", "-rapid.shrinktime", shrinkTime)
-		run.Dir = t.TempDir()
-		out, err := run.CombinedOutput()
+		out, err := tell(t, tests, mostTraces, shrinkTime)
 		var failed *exec.ExitError
 		require.ErrorAs(t, err, &failed, "%s is not found", b.name)
 		found, told := failedAfter.FindSubmatch(out), aTraceOf.FindAllSubmatch(out, -1)
@@ -132,6 +145,16 @@ func (b bug) hunt(t *testing.T) (number, events int) {
 		}
 	}
 	return number, events
+}
+
+// TestNoBugNothingFound: as many stories find nothing where nothing is planted. Else
+// what is found with a bug could be something else.
+func TestNoBugNothingFound(t *testing.T) {
+	traces := verify.Target(mostTraces, 500)
+	out, err := tell(t, build(t, ""), traces, "1ns")
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), fmt.Sprintf("OK, passed %d tests", traces))
+	verify.Note(t, "stories without a bug that find nothing", traces)
 }
 
 // TestPlantedBugsAreFound hunts all bugs in its full form and one in the short

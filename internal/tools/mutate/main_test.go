@@ -131,3 +131,28 @@ func TestReadKnown(t *testing.T) {
 		}
 	}
 }
+
+// TestKnownMutantsAreThere: a name that no mutant bears any more would fail only
+// the long run.
+func TestKnownMutantsAreThere(t *testing.T) {
+	known, err := readKnown("known.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files []string
+	for name := range known {
+		if file, _, _ := strings.Cut(name, " "); !slices.Contains(files, file) {
+			files = append(files, file)
+		}
+	}
+	source, err := load("../../..", files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range source.mutants {
+		delete(known, m.name)
+	}
+	for name := range known {
+		t.Errorf("there is no %s", name)
+	}
+}

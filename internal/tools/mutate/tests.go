@@ -162,11 +162,14 @@ func (b *binaries) run(r testRun, number int) (fate, string) {
 	var out bytes.Buffer
 	c.Stdout, c.Stderr = &out, &out
 	err := c.Run()
+	var failed *exec.ExitError
 	switch {
 	case err == nil:
 		return survived, out.String()
 	case ctx.Err() != nil:
 		return timedOut, out.String()
+	case !errors.As(err, &failed) && !errors.Is(err, exec.ErrWaitDelay):
+		panic(fmt.Sprintf("mutate: the tests were not run: %v", err)) // so nobody has noticed anything
 	}
 	return noticed, out.String()
 }
